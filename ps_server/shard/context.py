@@ -15,7 +15,7 @@ from ps_server.limits import LimitCounts, ShardLimits
 from ps_server.log.entries import Entry, MemoryLog, UpdateLog
 from ps_server.shard.byte_budget import ByteBudget, ByteBudgets
 from ps_server.shard.durability.replication import Replication
-from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.tables.arrays import machine_bytes
 
 Work = Callable[[], Awaitable[None]]
@@ -90,7 +90,7 @@ class ShardContext:
                 self.failpoints.hit(point)
 
         try:
-            await self.executor.submit(work, max(nbytes, INLINE_BYTES * self.log.waits))
+            await self.executor.submit(work, max(nbytes, INLINE_WORK_BYTES * self.log.waits))
         except OSError as error:
             raise InternalError(f"shard {self.shard} cannot write its log: {error}") from error
         finally:

@@ -16,9 +16,8 @@ from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce import quiesce
 from ps_server.shard.step import stream as step_stream
 from ps_server.shard.step.model import ShardModel
-from ps_server.shard.step.push_reader import StreamCodec
-from ps_server.shard.step.rows.model_rows import ModelRows
-from ps_server.shard.step.stream import StepStream
+from ps_server.shard.step.model_rows import ModelRows
+from ps_server.shard.step.stream import StepStream, StreamCodec
 from ps_server.shard.step.values import ModelValues
 from ps_server.state.region import Region
 from simulation.observers.checkpoints import tell_of_checkpoint

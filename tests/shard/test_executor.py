@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 
 
 def thread_of(nbytes: int, *, quick: bool, behind: bool) -> bool:
@@ -16,7 +16,7 @@ def thread_of(nbytes: int, *, quick: bool, behind: bool) -> bool:
     async def scenario() -> bool:
         executor, go = ShardExecutor(1), threading.Event()
         try:
-            first = executor.submit(go.wait, INLINE_BYTES) if behind else None
+            first = executor.submit(go.wait, INLINE_WORK_BYTES) if behind else None
             work = executor.submit(threading.get_ident, nbytes, quick=quick)
             was_done = work.done()
             go.set()
@@ -32,11 +32,11 @@ def thread_of(nbytes: int, *, quick: bool, behind: bool) -> bool:
     return asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("nbytes", "quick"), [(INLINE_BYTES - 1, False), (INLINE_BYTES, True)])
+@pytest.mark.parametrize(("nbytes", "quick"), [(INLINE_WORK_BYTES - 1, False), (INLINE_WORK_BYTES, True)])
 def test_small_and_quick_work_is_done_at_once_unless_other_work_is_queued(nbytes, quick):
     assert thread_of(nbytes, quick=quick, behind=False)
     assert not thread_of(nbytes, quick=quick, behind=True)
 
 
 def test_other_work_goes_to_the_thread():
-    assert not thread_of(INLINE_BYTES, quick=False, behind=False)
+    assert not thread_of(INLINE_WORK_BYTES, quick=False, behind=False)

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from ps_server.shard.execution import watchdog as module
-from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.shard.execution.watchdog import EXIT_STUCK, Watchdog
 
 
@@ -28,7 +28,7 @@ def _looks_until_stuck(watchdog: Watchdog, most: int) -> int:
     raise AssertionError(f"not found stuck in {most} looks")
 
 
-@pytest.mark.parametrize(("nbytes", "looks"), [(INLINE_BYTES, 4), (50_000_000, 9)])
+@pytest.mark.parametrize(("nbytes", "looks"), [(INLINE_WORK_BYTES, 4), (50_000_000, 9)])
 def test_work_is_stuck_after_the_limit_and_the_time_for_its_bytes_and_its_stack_is_told(nbytes: int, looks: int):
     told: list[str] = []
     watchdog = Watchdog(3.0, told.append)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ps_protocol.model.layout import Layout
 from ps_server.log.manifest import ModelPart
 from ps_server.optimizers.state import StateEntry
-from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.shard.reconcile import moved_on
 from ps_server.state.blocks import Block
 from ps_server.state.bucket_groups import Group, Wanted, copy_group
@@ -67,7 +67,7 @@ class PassiveReplica:
             self._check()
             return self.number(), copy_group(tables, wanted)
 
-        return await self.executor.submit(work, INLINE_BYTES)
+        return await self.executor.submit(work, INLINE_WORK_BYTES)
 
     def _check(self) -> None:
         if self.model.moved:

@@ -14,7 +14,7 @@ from ps_server.shard.execution.watchdog import Watchdog
 
 T = TypeVar("T")
 
-INLINE_BYTES = 256 << 10
+INLINE_WORK_BYTES = 256 << 10
 """Work on fewer bytes than this takes less time than handing it to a thread."""
 
 
@@ -54,7 +54,7 @@ class ShardExecutor:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        if self._queued == 0 and (quick or nbytes < INLINE_BYTES):
+        if self._queued == 0 and (quick or nbytes < INLINE_WORK_BYTES):
             try:
                 answer.set_result(self._watched(work, nbytes))
             except Exception as error:  # noqa: BLE001 -- it belongs to the caller

@@ -21,7 +21,7 @@ from ps_protocol.wire.convert.headers import state_headers_to_pb
 from ps_protocol.wire.convert.model import shard_map_to_pb
 from ps_server.log.entries import Resharded, StagedReshard
 from ps_server.optimizers.state_bytes import describe
-from ps_server.shard.execution.executor import INLINE_BYTES
+from ps_server.shard.execution.executor import INLINE_WORK_BYTES
 from ps_server.shard.execution.tasks import Timer
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
@@ -260,7 +260,7 @@ class Resharding:
             context.failpoints.hit("after_switch_log")
             return resharded(start, context.shard)
 
-        size = max(model.layout.region_bytes, INLINE_BYTES * context.log.waits)
+        size = max(model.layout.region_bytes, INLINE_WORK_BYTES * context.log.waits)
         if start.pending:
             coming = sum(contents.nbytes for _, contents in start.pending.buckets)
             size = max(size, Layout.of(start.pending.shard_map, context.shard).region_bytes + coming)

@@ -28,12 +28,12 @@ from ps_server.optimizers.state import StateEntry
 from ps_server.optimizers.undo import StepSkipped, require_counters
 from ps_server.shard.counters import StepTimes
 from ps_server.shard.durability.replication import Replication
-from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.shard.step.gate import Gate
 from ps_server.shard.step.published import CopyInProgress, LastChanges, Published
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.push_trace import ServedPush
-from ps_server.shard.step.rows.pushed_rows import ROW_COST_BYTES, combined_rows
+from ps_server.shard.step.pushed_rows import ROW_COST_BYTES, combined_rows
 from ps_server.state.blocks import Block
 from ps_server.state.bucket_groups import Group, Wanted, copy_group
 from ps_server.state.region import Region, RegionPool
@@ -139,7 +139,7 @@ class Applier:
         It waits for readers as long as a copy of the region might take, where it is not called on the event loop.
         """
         newest, size_bytes = self.newest, self.layout.region_bytes
-        patience_seconds = size_bytes / COPY_BYTES_PER_SECOND if size_bytes >= INLINE_BYTES else 0.0
+        patience_seconds = size_bytes / COPY_BYTES_PER_SECOND if size_bytes >= INLINE_WORK_BYTES else 0.0
         return lambda: newest.unread(patience_seconds)
 
     @property
@@ -222,13 +222,13 @@ class Applier:
         if before is None or replica is None:
             raise self._taken()
         self.last_changes.record(untouched)
-        nbytes = max(self.layout.region_bytes + cost, INLINE_BYTES * self.log.waits)
+        nbytes = max(self.layout.region_bytes + cost, INLINE_WORK_BYTES * self.log.waits)
         is_undisturbed = before.takers == 0 and not self.log.waits
         quick = is_undisturbed and nbytes <= QUICK_BYTES and self._change_seconds < QUICK_SECONDS
 
         def change() -> Region:
             # Nobody takes ``before`` any more: its takers only become fewer.
-            if before.still_read(patient=not quick and nbytes >= INLINE_BYTES):
+            if before.still_read(patient=not quick and nbytes >= INLINE_WORK_BYTES):
                 self.copies.begin()
                 try:
                     replica.move(self.pool.take())
@@ -449,12 +449,12 @@ class Applier:
         def work() -> tuple[int, Group]:
             return self.log.number, copy_group(tables, wanted)
 
-        return self._executor.submit(work, INLINE_BYTES)
+        return self._executor.submit(work, INLINE_WORK_BYTES)
 
     def with_tables(self, work: Callable[[Sequence[ShardTable]], T]) -> asyncio.Future[T]:
         """The result of ``work`` with the tables, between two updates: it reads them, and may take its time."""
         tables = self.replica.tables
-        return self._executor.submit(lambda: work(tables), INLINE_BYTES)
+        return self._executor.submit(lambda: work(tables), INLINE_WORK_BYTES)
 
     async def compact(self) -> None:
         """Give back memory of slices that have left; continue in a smaller region where that takes one.

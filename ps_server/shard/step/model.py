@@ -32,16 +32,14 @@ from ps_server.shard.durability.replication import Replication
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.execution.tasks import Timer
 from ps_server.shard.step.applier import Applier
-from ps_server.shard.step.clipping.rounds import AskNorm, ClippedRounds
-from ps_server.shard.step.clipping.steps import ClippedSteps
+from ps_server.shard.step.clipped import AskNorm, ClippedRounds, ClippedSteps
 from ps_server.shard.step.connections import Connections
 from ps_server.shard.step.gate import Gate
-from ps_server.shard.step.held import HeldPushes
+from ps_server.shard.step.model_rows import ModelRows
 from ps_server.shard.step.options import OptionDifferences
 from ps_server.shard.step.published import Published
-from ps_server.shard.step.push import IncomingPush, must_skip
+from ps_server.shard.step.push import HeldPushes, IncomingPush, must_skip
 from ps_server.shard.step.push_trace import ServedPush
-from ps_server.shard.step.rows.model_rows import ModelRows
 from ps_server.shard.step.values import ModelValues
 from ps_server.state.blocks import Block
 from ps_server.state.lent_regions import LentRegions

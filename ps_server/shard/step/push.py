@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError
 from ps_protocol.model.spec import ModelSpec, NonFinite, Options
 from ps_server import tables as row_tables
-from ps_server.consistency import PushDecision, PushInfo
+from ps_server.consistency import Position, PushDecision, PushInfo, Round, WorkerKey
 from ps_server.optimizers.finite import first_nonfinite
+from ps_server.shard.counters import StepTimes
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.step.push_trace import ServedPush
-from ps_server.shard.step.rows.pushed_rows import PushedRows, inspect, nonfinite_rows
+from ps_server.shard.step.pushed_rows import PushedRows, inspect, nonfinite_rows
 from ps_server.state.region import Region
 
 QUICK_BYTES = 1 << 20
@@ -23,7 +24,7 @@ QUICK_BYTES = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class IncomingPush:
-    """Read by a PushReader, decided by the model, applied in the executor, answered by its stream.
+    """Read by its stream, decided by the model, applied in the executor, answered by its stream.
 
     Its region belongs to the model from ``ShardModel.push`` on.
     """
@@ -55,6 +56,45 @@ class IncomingPush:
     error: PsError | None = None
     #: What a trace says of it; None: its worker does not trace it.
     trace: ServedPush | None = None
+
+
+class HeldPushes(Mapping[tuple[WorkerKey, int], IncomingPush]):
+    """Accepted pushes that wait for the others of their step (sync), by worker and sequence.
+
+    Knows how long each step has been open.
+    """
+
+    def __init__(self) -> None:
+        self._pushes: dict[tuple[WorkerKey, int], IncomingPush] = {}
+        #: When the first push of each open step came.
+        self._began: dict[Position, float] = {}
+
+    def __getitem__(self, key: tuple[WorkerKey, int]) -> IncomingPush:
+        return self._pushes[key]
+
+    def __iter__(self) -> Iterator[tuple[WorkerKey, int]]:
+        return iter(self._pushes)
+
+    def __len__(self) -> int:
+        return len(self._pushes)
+
+    def hold(self, push: IncomingPush) -> None:
+        """Keep ``push`` until its step is taken."""
+        self._pushes[push.info.worker, push.info.sequence] = push
+        self._began.setdefault(push.info.position, time.perf_counter())
+
+    def take(self, ready: Round, times: StepTimes) -> list[IncomingPush]:
+        """The pushes of a step that ends; how long it was open is counted in ``times``."""
+        if began := self._began.pop(ready.position, None):
+            times.round.observe(time.perf_counter() - began)
+        return [self._pushes.pop((info.worker, info.sequence)) for info in ready.contributions]
+
+    def take_all(self) -> list[IncomingPush]:
+        """The pushes of all steps, which will not end here."""
+        pushes = list(self._pushes.values())
+        self._pushes.clear()
+        self._began.clear()
+        return pushes
 
 
 def require_weight(weight: float, rank: int) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from ps_protocol.cluster.answers import StepAnswer, WaitingAnswer
+from ps_protocol.cluster.answers import RowsAnswer, StepAnswer, WaitingAnswer
 from ps_protocol.cluster.requests import (
     ArriveRequest,
     FetchRequest,
@@ -21,21 +22,27 @@ from ps_protocol.cluster.requests import (
 )
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, StorageFull, TableFull
+from ps_protocol.model.layout import Indexes, Layout, Range, subtract
+from ps_protocol.model.spec import Options
+from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import Tracer
+from ps_protocol.wire.codecs import PayloadCodec, Reference, payload_runs
 from ps_protocol.wire.formats import RAW, Wire
 from ps_protocol.wire.socket_messages import INLINE_BYTES
 from ps_server.consistency import LIMIT, OUTCOMES, Position, PushInfo, Verdict, WorkerKey
-from ps_server.shard.byte_budget import ByteBudgets
+from ps_server.shard.byte_budget import FREE_BYTES, ByteBudgets
 from ps_server.shard.counters import Counters
-from ps_server.shard.execution.tasks import run_together
+from ps_server.shard.execution.executor import INLINE_WORK_BYTES
+from ps_server.shard.execution.tasks import in_thread, run_together
 from ps_server.shard.step.model import ShardModel
+from ps_server.shard.step.options import merge_options, merge_row_options
 from ps_server.shard.step.published import Published, UnchangedSlices
-from ps_server.shard.step.push import IncomingPush
-from ps_server.shard.step.push_reader import PushReader, StreamCodec
+from ps_server.shard.step.push import IncomingPush, require_norm, require_weight
 from ps_server.shard.step.push_trace import PushTracing, ServedPush
-from ps_server.shard.step.rows.lookups import StreamLookups
-from ps_server.shard.step.rows.pushed_rows import RequestedLookup
+from ps_server.shard.step.pushed_rows import PushedRows, RequestedLookup, announced, wanted
+from ps_server.shard.step.staging import Staging
 from ps_server.shard.transport.base import ServerTransport
+from ps_server.state.region import Region
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +51,11 @@ WAITING_SECONDS = 5.0
 
 PIPELINE_DEPTH = 4
 """Pushes of one stream that may be unanswered before the shard stops reading it."""
+
+REPLY_SECONDS = 1.0
+"""How long a push waits for the reply before it to be sent."""
+
+_CACHED_PATTERNS = 8
 
 _MAX_PHASE = LIMIT - 1
 
@@ -81,7 +93,7 @@ class StepStream:
         limit the bytes of rows and pushes on their way. ``tracer`` records the pushes that workers trace. ``trusted``:
         a push of which the worker says that it is finite is not looked at again.
         """
-        budgets = budgets or ByteBudgets.of()
+        self._budgets = budgets or ByteBudgets.of()
         self._tracing = PushTracing(tracer, worker, model.name, model.layout.shard) if tracer else None
         self._transport = transport
         self._model = model
@@ -91,16 +103,17 @@ class StepStream:
         self._codec = None if self._quick or wire == RAW else StreamCodec(wire, model.layout)
         differences = self._codec is not None and self._codec.keeps_error
         self._kept = UnchangedSlices(model.last_changes, keeps=keeps_slices, differences=differences)
-        #: How many differences of options this worker has been told of.
-        self._told = 0
+        #: How many differences of options this worker has received.
+        self._reported = 0
         #: Set while no reply reads a region.
         self._replied = asyncio.Event()
         self._replied.set()
-        self._reader = PushReader(transport, model, worker, counters, self._codec, self._replied, budgets)
-        self._reader.trusted = trusted
-        self._lookups = StreamLookups(
-            transport, model, worker, counters, self._reader, budgets.answers, self._wait_for_mode
-        )
+        self._trusted = trusted
+        self._traffic = counters.traffic[transport.kind]
+        self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
+        self._row_options: Sequence[RowOptions] = [table.options for table in model.layout.shard_map.spec.tables]
+        #: What has come of the next push; None: nothing.
+        self._staging: Staging | None = None
         self._answers: asyncio.Queue[_Asked | None] = asyncio.Queue(PIPELINE_DEPTH)
         #: Handed to the writing task and not answered yet.
         self._unanswered = 0
@@ -114,7 +127,7 @@ class StepStream:
         except ConnectionError as error:
             logger.debug("the stream of %s ended: %s", self._worker, error)
         finally:
-            self._reader.discard()
+            self._discard()
             if self._tracing is not None:
                 self._tracing.close()
 
@@ -138,13 +151,11 @@ class StepStream:
         """Receive what belongs to ``message``; returns what is to be answered."""
         match message:
             case PushHeader():
-                if self._tracing is not None and message.traceparent:
-                    return await self._traced(self._tracing, message)
-                return await self._reader.read(message)
+                return await self._read_push(message)
             case ArriveRequest(phase):
                 self._arrive(phase)
             case StageRequest():
-                await self._reader.stage(message)
+                await self._stage(message)
             case ReleaseRequest():
                 self._transport.released()
                 await asyncio.sleep(0)  # the writing task gives the region back before the next push is decided
@@ -152,7 +163,7 @@ class StepStream:
                 self._model.values.require()
                 return Fetched()
             case LookupHeader():
-                return await self._lookups.take(message)
+                return await self._take_lookup(message)
             case _:
                 raise InvalidRequest(
                     "not a message of an open step stream",
@@ -160,12 +171,6 @@ class StepStream:
                     expected="push, lookup, stage, fetch, arrive or release",
                 )
         return None
-
-    async def _traced(self, tracing: PushTracing, header: PushHeader) -> IncomingPush:
-        begin_ns = time.monotonic_ns()
-        push = await self._reader.read(header)
-        push.trace = tracing.begin(header.traceparent, begin_ns)
-        return push
 
     def _arrive(self, phase: int) -> None:
         """Raises InvalidRequest for a phase after which there is no other, Fenced."""
@@ -195,6 +200,158 @@ class StepStream:
             and self._blocker(push.info.position, push.ahead) is None
         )
 
+    async def _read_push(self, header: PushHeader) -> IncomingPush:
+        """The push of ``header``, received whole. Raises InvalidRequest, ConnectionError."""
+        begin_ns = time.monotonic_ns() if header.traceparent else 0
+        push = self._begin(header)
+        rows = [push.rows.buffer] if push.rows and not header.rows_in_room else []
+        if header.skipped:
+            pass
+        elif header.segment:
+            push.region, push.lent = self._transport.gradients(header.segment), True
+            await self._receive(header.payload, rows)
+        else:
+            ranges = self._model.layout.ranges_without(push.absent, header.with_buffers)
+            if header.staged:
+                ranges = subtract(ranges, self._staged().checked(header.staged))
+            await self._one_region()
+            region = self._staging.take() if self._staging else self._model.pool.take()
+            try:
+                await self._fill(region, push, header.payload, ranges, rows)
+            except BaseException:
+                # A push that does not come whole is dropped, and its memory is free again.
+                self._model.pool.give(region)
+                raise
+            push.region = region
+        self._discard()
+        self._counters.pushes += 1
+        if self._tracing is not None and header.traceparent:
+            push.trace = self._tracing.begin(header.traceparent, begin_ns)
+        return push
+
+    async def _stage(self, stage: StageRequest) -> None:
+        """Receive a part of the next push. Raises InvalidRequest, ConnectionError."""
+        if self._codec:
+            raise InvalidRequest("a part of a push came ahead on a stream with a wire format", expected="whole pushes")
+        await self._one_region()
+        piece = self._staged().place(stage.begin, stage.end)
+        await self._receive(stage.payload, [piece])
+
+    def _discard(self) -> None:
+        """Forget what has come of the next push."""
+        if self._staging is not None:
+            self._staging.discard()
+            self._staging = None
+
+    async def _receive(self, inline: bytes | memoryview, pieces: Sequence[memoryview]) -> None:
+        """Fill ``pieces`` from a message or what follows it. Raises InvalidRequest, ConnectionError, Unavailable."""
+        size = sum(map(len, pieces))
+        if inline or not size:
+            scatter(inline, pieces)
+        elif size <= FREE_BYTES:
+            await self._transport.receive_payload(pieces)
+        else:
+            # Held while bytes come, and not until the push is applied: that may wait for pushes of others.
+            async with self._budgets.uploads.taken(self._worker, size):
+                await self._transport.receive_payload(pieces)
+        self._traffic.received += size
+
+    def _staged(self) -> Staging:
+        if self._staging is None:
+            self._staging = Staging(self._model.layout, self._model.pool)
+        return self._staging
+
+    def _begin(self, header: PushHeader) -> IncomingPush:
+        """Check one header. Raises InvalidRequest."""
+        if header.sequence == 0:
+            raise InvalidRequest("a push needs a sequence", expected="1 or more", actual="0")
+        absent, slices = frozenset(header.absent), self._model.layout.parameter_slices
+        if absent and max(absent) >= slices:
+            raise InvalidRequest(
+                "an absent slice does not exist",
+                shard=str(self._model.layout.shard),
+                expected=f"indexes below {slices}",
+                actual=str(max(absent)),
+            )
+        if header.weight:
+            require_weight(header.weight, self._worker.rank)
+        spec = self._model.layout.shard_map.spec
+        if spec.clip_grad_norm and not header.skipped:
+            require_norm(header.squared_norm, spec, self._worker.rank)
+        if header.options:
+            self._options = merge_options(spec, header.options)
+        if header.table_options:
+            self._row_options = merge_row_options(spec, header.table_options)
+        info = PushInfo(
+            worker=self._worker,
+            sequence=header.sequence,
+            position=Position(header.phase, header.clock),
+            pulled_version=header.pulled_version,
+            skipped=header.skipped,
+        )
+        return IncomingPush(
+            info,
+            None,
+            absent,
+            self._options,
+            with_buffers=header.with_buffers,
+            finite=header.finite and self._trusted,
+            ahead=header.ahead,
+            weight=header.weight or 1.0,
+            squared_norm=header.squared_norm,
+            rows=self._announced(header) if header.tables and not header.skipped else None,
+        )
+
+    def _announced(self, header: PushHeader) -> PushedRows:
+        """Memory for the rows of a push, or where they are already. Raises InvalidRequest."""
+        tables, layout, options = header.tables, self._model.layout, self._row_options
+        return announced(tables, layout, options, self._transport.pushed_rows if header.rows_in_room else None)
+
+    async def _one_region(self) -> None:
+        """Before memory is taken: wait until the last reply is sent, so that a stream needs one region at a time, and
+        while the model itself takes one more than workers need.
+
+        Not for long: a worker may send several pushes before it reads its replies.
+        """
+        if not self._replied.is_set():
+            try:
+                async with asyncio.timeout(REPLY_SECONDS):
+                    await self._replied.wait()
+            except TimeoutError:
+                logger.debug("%s pushes before it has read the last reply", self._worker)
+        if self._model.copies.under_way:
+            await self._model.copies.ended()
+
+    async def _fill(
+        self,
+        region: Region,
+        push: IncomingPush,
+        inline: bytes | memoryview,
+        ranges: Sequence[Range],
+        rows: list[memoryview],
+    ) -> None:
+        """Write the payload of a push to ``region``."""
+        if self._codec is None:
+            await self._receive(inline, region.pieces(ranges) + rows)
+            return
+        encoded = self._codec.buffer(push.absent, buffers=push.with_buffers)
+        await self._receive(inline, [encoded, *rows])
+        await self._codec.decode(encoded, region, push.absent, buffers=push.with_buffers)
+
+    async def _take_lookup(self, lookup: LookupHeader) -> RequestedLookup:
+        """Take the ids of a lookup. Raises InvalidRequest, ConnectionError, StateLost."""
+        self._model.values.require()
+        asked = wanted(lookup.tables, self._model.layout)
+        await self._receive(lookup.payload, [asked.buffer])
+        if lookup.position is None:
+            return RequestedLookup(lookup.number, asked, None)
+        phase, clock = lookup.position
+        if clock < 1:
+            raise InvalidRequest(
+                "a lookup does not name the push it is for", expected="a clock from 1", actual=str(clock)
+            )
+        return RequestedLookup(lookup.number, asked, Position(phase, clock - 1))
+
     # -- the writing task
 
     async def _write(self) -> None:
@@ -203,7 +360,7 @@ class StepStream:
                 await self._reply(StepAnswer(with_buffers=True))
                 self._model.supplied.add(self._worker)
             elif isinstance(asked, RequestedLookup):
-                await self._lookups.answer(asked)
+                await self._answer_lookup(asked)
             else:
                 await self._answer_push(asked)
             self._unanswered -= 1
@@ -221,8 +378,12 @@ class StepStream:
         if push.trace is not None:
             push.trace.has_turn()
         waited_seconds, reason = await self._wait_for_mode(push.info.position, push.ahead) if waits else (0.0, "")
-        result = self._with_differences(answer_to(push, self._model))
+        result = answer_to(push, self._model)
         result.waited_seconds = waited_seconds
+        if self._model.differences.known:
+            found = self._model.differences.of(self._worker)
+            result.differences = found[self._reported :]
+            self._reported = len(found)
         if push.trace is not None:
             push.trace.may_go(reason)
             result.waited_for = reason
@@ -230,17 +391,25 @@ class StepStream:
         if push.trace is not None:
             push.trace.end(result.outcome)
 
+    async def _answer_lookup(self, asked: RequestedLookup) -> None:
+        """Send the rows, or why there are none. Raises what stopped the model, ConnectionError."""
+        if asked.position is not None:
+            await self._wait_for_mode(asked.position)
+        room = self._transport.room(asked.wanted.rows_bytes)
+        # Not before the mode lets it be answered: a waiting worker would hold what the others need.
+        async with self._budgets.answers.taken(self._worker, 0 if room is not None else asked.wanted.rows_bytes):
+            try:
+                version, rows = await self._model.rows.look_up(asked.wanted, room, for_push=asked.position is not None)
+            except InvalidRequest as error:
+                await self._transport.send_payload(RowsAnswer(asked.number, error=error), [])
+                return
+            await self._transport.send_rows(RowsAnswer(asked.number, version), rows, in_room=room is not None)
+        self._counters.traffic[self._transport.kind].sent += len(rows)
+
     def _blocker(self, position: Position, ahead: int) -> str | None:
         """What a pull at ``position`` waits for; None: nothing."""
         tracker = self._model.tracker
         return tracker.blocker(tracker.pull_position(position, ahead) if ahead else position)
-
-    def _with_differences(self, answer: StepAnswer) -> StepAnswer:
-        if self._model.differences.known:
-            found = self._model.differences.of(self._worker)
-            answer.differences = found[self._told :]
-            self._told = len(found)
-        return answer
 
     async def _wait_for_mode(self, position: Position, ahead: int = 0) -> tuple[float, str]:
         """Wait until a pull at ``position`` may be answered; sends a Waiting message now and then.
@@ -275,8 +444,9 @@ class StepStream:
                 answer.version = published.version
                 if trace is not None:
                     trace.sends()
-                if info:
-                    self._counters.dropped += tell_skipped(answer, info, self._model)
+                if info is not None and (error := self._model.skipped(info)) is not None:
+                    answer.outcome, answer.error = "SKIPPED", error
+                    self._counters.dropped += 1
                 raw = self._codec is not None and self._codec.needs_raw
                 if answer.sequence and not raw:
                     answer.absent = self._kept.unchanged()
@@ -322,9 +492,72 @@ def answer_to(push: IncomingPush, model: ShardModel) -> StepAnswer:
     return answer
 
 
-def tell_skipped(answer: StepAnswer, info: PushInfo, model: ShardModel) -> bool:
-    """Say in ``answer`` that the step of this push raised, if it did; whether it did."""
-    error = model.skipped(info)
-    if error is not None:
-        answer.outcome, answer.error = "SKIPPED", error
-    return error is not None
+def scatter(payload: bytes | memoryview, pieces: Sequence[memoryview]) -> None:
+    """Write an inline payload to its places. Raises InvalidRequest when it is too short or too long."""
+    expected = sum(map(len, pieces))
+    if len(payload) != expected:
+        raise InvalidRequest(
+            "an inline payload has the wrong size", expected=f"{expected} bytes", actual=f"{len(payload)} bytes"
+        )
+    at = 0
+    for piece in pieces:
+        piece[:] = payload[at : at + len(piece)]
+        at += len(piece)
+
+
+class StreamCodec:
+    """Belongs to one stream, used by its reader and its writer, one of each at a time.
+
+    Large payloads are worked on in threads, small ones at once. Formats that keep errors send parameters as differences
+    to what the worker has; the first payload is raw.
+    """
+
+    def __init__(self, wire: Wire, layout: Layout) -> None:
+        self._is_small = layout.region_bytes < INLINE_WORK_BYTES
+        self._incoming = PayloadCodec(wire)
+        self._reference = Reference(PayloadCodec(wire), layout)
+        self._received = memoryview(bytearray())
+        self._sent = memoryview(bytearray())
+        #: By absent slices, and whether with buffers.
+        self._runs = lru_cache(_CACHED_PATTERNS)(lambda absent, buffers: payload_runs(layout, absent, buffers=buffers))
+
+    @property
+    def keeps_error(self) -> bool:
+        """Whether what a payload leaves out of a slice comes with later ones."""
+        return self._reference.payload.keeps_error
+
+    @property
+    def needs_raw(self) -> bool:
+        """Whether the next payload holds all bytes of the region, as they are."""
+        return self._reference.needs_raw
+
+    def buffer(self, absent: Indexes, *, buffers: bool) -> memoryview:
+        """Where the payload of a push without the slices ``absent`` goes; valid until the next call."""
+        size = self._incoming.encoded_bytes(self._runs(absent, buffers))
+        if size > len(self._received):
+            self._received = memoryview(bytearray(size))
+        return self._received[:size]
+
+    async def decode(self, data: memoryview, region: Region, absent: Indexes, *, buffers: bool) -> None:
+        """Write what ``data`` stands for to ``region``. Raises InvalidRequest; nothing has been written then."""
+        runs = self._runs(absent, buffers)
+        await self._do(lambda: self._incoming.decode(data, runs, region.data))
+
+    async def encode(self, absent: Indexes, region: Region, *, buffers: bool) -> memoryview | None:
+        """The parameters without the slices ``absent``, valid until the next call; None: send the region's bytes."""
+        if self._reference.needs_raw:
+            await self._do(lambda: self._reference.reset(region.data))
+            return None
+        runs = self._runs(absent, buffers)
+        size = self._reference.payload.encoded_bytes(runs)
+        if size > len(self._sent):
+            self._sent = memoryview(bytearray(size))
+        data = self._sent[:size]
+        await self._do(lambda: self._reference.encode(region.data, runs, data))
+        return data
+
+    async def _do(self, work: Callable[[], None]) -> None:
+        if self._is_small:
+            work()
+        else:
+            await in_thread(work)

@@ -16,7 +16,7 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import FEED_REPLIES
 from ps_server.limits import FEEDS, PEER_FEEDS, SharedLimit, host_of
 from ps_server.log.row_messages import bytes_of
-from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.tables.change_round import ChangeBatch, Reached, round_of
@@ -140,7 +140,7 @@ class _Reader:
 
         while True:
             self._model.gate.check()
-            batch = await self._executor.submit(step, INLINE_BYTES)
+            batch = await self._executor.submit(step, INLINE_WORK_BYTES)
             # What was read after the model moved on is not this epoch's.
             self._model.gate.check()
             if batch is _END:

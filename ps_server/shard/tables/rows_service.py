@@ -23,7 +23,7 @@ from ps_server.shard.access.fence import Fence
 from ps_server.shard.byte_budget import READERS
 from ps_server.shard.execution.tasks import until
 from ps_server.shard.models.registry import Registry
-from ps_server.shard.step.rows.pushed_rows import MAX_ROWS_BYTES, wanted
+from ps_server.shard.step.pushed_rows import MAX_ROWS_BYTES, wanted
 from ps_server.shard.transport.grpc_stream import (
     Context,
     GrpcServerTransport,

@@ -26,7 +26,7 @@ from ps_protocol.wire.frames import Scatter, parse_chunk
 from ps_protocol.wire.socket_messages import LENGTH, framed
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.shard.step.options import merge_options
-from ps_server.shard.step.push_reader import scatter
+from ps_server.shard.step.stream import scatter
 from ps_server.state.region import Region
 from tests.protocol.fuzz.attacked import PAYLOAD_BYTES, Target, call, target, whole_streams
 from tests.protocol.options import OPTIONS

@@ -10,7 +10,7 @@ from ps_protocol.wire.convert.options import differences_from_pb, differences_to
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.shard.step.options import OptionDifferences
 from ps_server.shard.step.push import IncomingPush
-from ps_server.shard.step.rows.pushed_rows import PushedRows
+from ps_server.shard.step.pushed_rows import PushedRows
 
 NO_BYTES = memoryview(np.empty(0, np.uint8).data)
 

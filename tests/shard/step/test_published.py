@@ -11,10 +11,10 @@ from ps_server.shard.step.published import CopyInProgress
 from tests.support.shards import StubStream, flat, gradients, load, running_shard, simple_spec, wait_until, whole_map
 
 
-@pytest.fixture(params=[executor.INLINE_BYTES, 0], ids=["inline", "in the thread"], autouse=True)
+@pytest.fixture(params=[executor.INLINE_WORK_BYTES, 0], ids=["inline", "in the thread"], autouse=True)
 def _where_work_runs(request, monkeypatch):
     """Small work runs on the event loop, large work on the executor's thread."""
-    monkeypatch.setattr(executor, "INLINE_BYTES", request.param)
+    monkeypatch.setattr(executor, "INLINE_WORK_BYTES", request.param)
 
 
 def place(shard):
@@ -75,8 +75,8 @@ def test_training_is_the_same_with_and_without_readers():
 
 
 def test_an_update_waits_for_readers_of_shared_memory_and_copies_nothing(monkeypatch):
-    monkeypatch.setattr(executor, "INLINE_BYTES", 0)
-    monkeypatch.setattr("ps_server.shard.step.applier.INLINE_BYTES", 0)
+    monkeypatch.setattr(executor, "INLINE_WORK_BYTES", 0)
+    monkeypatch.setattr("ps_server.shard.step.applier.INLINE_WORK_BYTES", 0)
     monkeypatch.setattr("ps_server.shard.step.published._PATIENCE_SECONDS", 60.0)
     with running_shard() as shard:
         model, stream = place(shard), StubStream(shard)

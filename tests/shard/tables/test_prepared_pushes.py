@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.shard.step.rows import model_rows
+from ps_server.shard.step import model_rows
 from ps_server.tables import store as store_module
 from ps_server.tables.table import ShardTable
 from tests.support.shards import TestShard, running_shard, wait_until

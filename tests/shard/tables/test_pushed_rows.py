@@ -16,7 +16,7 @@ from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.step.applier import combined
 from ps_server.shard.step.push import IncomingPush, must_skip
-from ps_server.shard.step.rows.pushed_rows import announced, combined_rows, inspect
+from ps_server.shard.step.pushed_rows import announced, combined_rows, inspect
 from ps_server.state.region import Region, RegionPool
 from tests.support.tables import spec_with, table_spec, whole_table_map
 

@@ -15,7 +15,7 @@ from ps_server.log.entries import RowsEntry
 from ps_server.log.row_messages import bytes_of
 from ps_server.shard.step.applier import EXPIRY_BYTES, Applier
 from ps_server.shard.step.push import IncomingPush
-from ps_server.shard.step.rows.pushed_rows import WantedRows
+from ps_server.shard.step.pushed_rows import WantedRows
 
 if TYPE_CHECKING:
     from ps_server.tables.table import ShardTable
