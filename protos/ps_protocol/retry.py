@@ -47,6 +47,9 @@ SCALING = Retry(1.0, 30.0)
 WORKERS = Retry(60.0, 960.0)
 """Requests for workers that are still missing."""
 
+RESTART = Retry(0.5, 10.0)
+"""The start of a process that ends soon after each start, from the second time on."""
+
 
 class Attempts:
     """The attempts of one thread or task during one outage, which begins now.

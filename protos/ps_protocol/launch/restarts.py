@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from ps_protocol.retry import RESTART
+
 SHORT_LIFE_SECONDS = 10.0
 """A process that ends sooner is started again with a pause."""
-
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 10.0
 
 
 class Restarts:
@@ -23,7 +22,8 @@ class Restarts:
         self.used = 0
         self._started: dict[Hashable, float] = {}
         self._again: set[Hashable] = set()
-        self._short_lives: dict[Hashable, int] = {}
+        #: The last pause of each process whose last life was short.
+        self._pauses: dict[Hashable, float] = {}
 
     def started(self, process: Hashable, now: float) -> None:
         """``process`` is started."""
@@ -40,9 +40,11 @@ class Restarts:
         if self.used == self.total:
             return None
         self.used += 1
-        lives = self._short_lives.get(process, 0) + 1 if self._short(process, now) else 0
-        self._short_lives[process] = lives
-        return 0.0 if lives < 2 else min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (lives - 2))
+        last = self._pauses.pop(process, None)
+        if not self._short(process, now):
+            return 0.0
+        self._pauses[process] = 0.0 if last is None else RESTART.after(last)
+        return self._pauses[process]
 
     def age(self, process: Hashable, now: float) -> float:
         """Seconds since the last start of ``process``."""

@@ -14,7 +14,7 @@ def test_the_first_restart_comes_at_once_and_those_of_a_process_that_cannot_live
         assert pause is not None
         pauses.append(pause)
         now += 1.0 + pause
-    assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, rules.LONGEST_PAUSE_SECONDS, rules.LONGEST_PAUSE_SECONDS]
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
 
 def test_a_life_that_lasted_ends_the_pauses():
@@ -32,7 +32,7 @@ def test_processes_share_the_restarts_but_not_the_pauses():
         restarts.started(process, 0.0)
     assert restarts.take(FIRST, 1.0) == 0.0
     restarts.started(FIRST, 1.0)
-    assert restarts.take(FIRST, 2.0) == rules.FIRST_PAUSE_SECONDS
+    assert restarts.take(FIRST, 2.0) == 0.5
     assert restarts.take(SECOND, 2.0) == 0.0
     assert (restarts.used, restarts.take(SECOND, 3.0)) == (3, None)
 
