@@ -52,15 +52,15 @@ class Process:
         self.lives += 1
         self._killed = False
         life = LifePipe(time.monotonic()) if self.shows_life else None
-        told = life.variables if life else {}
+        variables = life.variables if life else {}
         with self.log.open("ab") as log:
             self._running = subprocess.Popen(
                 [sys.executable, *self.command(self.lives)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "TF_CONFIG": "", "OMP_NUM_THREADS": "1", **self.environment, **told},
-                pass_fds=[life.write_end] if life else [],
+                env={**os.environ, "TF_CONFIG": "", "OMP_NUM_THREADS": "1", **self.environment, **variables},
+                pass_fds=life.inherited if life else (),
             )
         self._watch(life)
 
@@ -73,7 +73,9 @@ class Process:
 
     def hangs(self) -> str:
         """Why it hangs; empty: it does not, or does not show it."""
-        return self._life.hangs(time.monotonic()) if self._life is not None and self.alive else ""
+        if self._life is None or self._running is None or not self.alive:
+            return ""
+        return self._life.hangs(self._running.pid, time.monotonic())
 
     def replace(self, why: str) -> None:
         """Kill one that hangs."""

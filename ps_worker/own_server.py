@@ -1,76 +1,164 @@
-"""One server as a child process, and what it has said last."""
+"""One server as a child process of this one: its address, its output, and how it ended."""
 
 from __future__ import annotations
 
 import os
-import subprocess
+import selectors
+import signal
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+
+from ps_protocol.launch.child import Child
+from ps_protocol.launch.life import LifePipe, StopWatch
 
 _LINES = 5
 """How many lines of its log an error quotes."""
 
+_WATCH_SECONDS = 1.0
+_REAP_SECONDS = 0.02
+"""The same interval once its output has ended."""
+
 
 class OwnServer:
-    """A process whose output is passed on to standard error, by a thread that ends with it.
+    """A server that dies with this process. Called by any thread.
 
-    Called from the user's thread; ``ended`` from any.
+    A thread of its own starts it, passes its output on to standard error, kills it when it hangs, and ends with it.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """``name``: for errors, such as "shard 0". ``process`` has a pipe as its standard output."""
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        watch: type[LifePipe | StopWatch] | None = None,
+    ) -> None:
+        """Start it. Raises OSError when there is no process for it.
+
+        ``name``: for errors, such as "shard 0". ``command``: without --ready-file. ``watch``: what notices that it
+        hangs.
+        """
         self._name = name
-        self._process = process
         self._lines: deque[str] = deque(maxlen=_LINES)
+        self._child: Child | None = None
+        self._not_started: OSError | None = None
         self._told_to_end = False
-        #: How it ended by itself; empty: it runs, or was told to end.
+        #: Its exit code, once it is reaped. Nothing is sent to its process number from then on.
+        self._code: int | None = None
+        self._reaping = threading.Lock()
+        self._settled = threading.Event()
+        #: host:port, once it serves; empty before, and where it ended before.
+        self.address = ""
+        #: How it ended by itself, or that it hung; empty: it runs, or was told to end.
         self.ended = ""
-        self._relay = threading.Thread(target=self._pass_on, name=f"output of {name}", daemon=True)
-        self._relay.start()
+        started = threading.Event()
+        arguments = (command, environment, watch, started)
+        self._thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
+        self._thread.start()
+        started.wait()
+        if self._not_started is not None:
+            raise self._not_started
 
     @property
     def pid(self) -> int:
-        """Its number."""
-        return self._process.pid
+        """Its process number."""
+        assert self._child is not None
+        return self._child.pid or 0
 
     @property
     def last_lines(self) -> str:
-        """What it has said last, for an error."""
+        """The end of its log, for an error."""
         lines = " | ".join(self._lines)
         return f"its log ends with: {lines}" if lines else "its log is empty"
 
+    def settle(self, timeout_seconds: float | None = None) -> bool:
+        """Whether it serves or has ended, after at most ``timeout_seconds``; None: however long that takes."""
+        return self._settled.wait(timeout_seconds)
+
     def join(self, timeout_seconds: float | None = None) -> bool:
-        """Whether it has ended, after at most ``timeout_seconds``; None: as long as it runs."""
-        self._relay.join(timeout_seconds)
-        return not self._relay.is_alive()
+        """Whether it has ended, after at most ``timeout_seconds``; None: however long it runs."""
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
 
     def end(self, grace_seconds: float) -> int:
         """SIGTERM, and SIGKILL where it lives ``grace_seconds`` later; its exit code, when it has ended."""
         self._told_to_end = True
-        self._process.terminate()
+        self._send(signal.SIGTERM)
+        if not self.join(grace_seconds):
+            self._send(signal.SIGKILL)
+            self.join()
+        assert self._code is not None
+        return self._code
+
+    def _send(self, signum: signal.Signals) -> None:
+        with self._reaping:
+            if self._code is None and self._child is not None:
+                self._child.send(signum)
+
+    def _run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        watch: type[LifePipe | StopWatch] | None,
+        started: threading.Event,
+    ) -> None:
+        # A pipe, and no file: a process that is killed leaves none. A standby writes to it again when it takes over.
+        ready, writable = os.pipe()
         try:
-            self._process.wait(grace_seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._relay.join()
-        return self._process.returncode
-
-    def kill(self) -> None:
-        """SIGKILL, which ends one that is stopped, too."""
-        self._process.kill()
-
-    def _pass_on(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            for line in output:
-                self._lines.append(line.decode(errors="replace").rstrip())
-                # What servers print is no output of the script.
-                with suppress(OSError, ValueError, AttributeError):
-                    os.write(sys.stderr.fileno(), line)
-        code = self._process.wait()
-        if not self._told_to_end:
+            program = [*command, "--ready-file", f"/dev/fd/{writable}"]
+            self._child = Child(self._name, program, environment, inherited=(writable,), watch=watch)
+        except OSError as error:
+            os.close(ready)
+            self._not_started = error
+            return
+        finally:
+            os.close(writable)
+            started.set()
+        hung = self._attend(self._child, ready)
+        os.close(ready)
+        self._pass_on(self._child.read_rest())
+        if hung:
+            self.ended = f"{self._name} hung and was killed: {hung}"
+        elif not self._told_to_end:
+            code = self._code or 0
             how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
             self.ended = f"{self._name} {how}"
+        self._settled.set()
+
+    def _attend(self, child: Child, ready: int) -> str:
+        """Return when it has ended: why it hung and was killed; empty: it was not."""
+        hung, address = "", b""
+        with selectors.DefaultSelector() as selector:
+            for descriptor in (child.output, ready):
+                selector.register(descriptor, selectors.EVENT_READ)
+            while not self._has_ended(child):
+                prints = child.output in selector.get_map()
+                for key, _ in selector.select(_WATCH_SECONDS if prints else _REAP_SECONDS):
+                    if key.fd == ready:
+                        address += (data := os.read(ready, 4096))
+                        if not data:
+                            selector.unregister(ready)
+                        elif b"\n" in data and not self.address:
+                            self.address = address.split(b"\n")[0].decode().strip()
+                            self._settled.set()
+                    elif (lines := child.read()) is None:
+                        selector.unregister(child.output)
+                    else:
+                        self._pass_on(lines)
+                if not hung and (hung := child.hangs()):
+                    child.send(signal.SIGKILL)
+        return hung
+
+    def _has_ended(self, child: Child) -> bool:
+        with self._reaping:
+            self._code = child.poll()
+        return self._code is not None
+
+    def _pass_on(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._lines.append(line.rstrip())
+            # What servers print is no output of the script.
+            with suppress(OSError, ValueError, AttributeError):
+                os.write(sys.stderr.fileno(), f"{line}\n".encode())

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import queue
-import select
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -15,13 +12,10 @@ from typing import Any
 
 from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_protocol.errors import Unavailable
-from ps_protocol.launch import shim
 from ps_protocol.launch.life import LifePipe, StopWatch
 from ps_worker.own_server import OwnServer
 from ps_worker.ray.commands import TIMEOUTS, server_command, server_environment
 from ps_worker.ray.plan import PATIENCE_SECONDS, RayPlan, ServerKind, ServerName
-
-_WATCH_SECONDS = 1.0
 
 SERVER_CALLS = 4
 """Calls of one ``ServerActor`` at a time: ``serve``, ``address``, ``process`` and ``stop``."""
@@ -30,8 +24,7 @@ SERVER_CALLS = 4
 class ServerActor:
     """One server. The driver calls ``serve`` once, and the others beside it, from other threads of the actor.
 
-    The server dies with the actor, however that ends: the kernel kills a child at the end of the thread that started
-    it, and that thread waits for the child.
+    The server dies with the actor, however that ends.
     """
 
     def __init__(self, name: ServerName, plan: RayPlan, host: str) -> None:
@@ -39,15 +32,9 @@ class ServerActor:
         self._name = name
         self._plan = plan
         self._host = host
+        #: None: not started, or it cannot be.
         self._server: OwnServer | None = None
-        #: Of a coordinator: nobody else can say that it hangs.
-        self._life = LifePipe(time.monotonic()) if name.kind is ServerKind.COORDINATOR else None
-        #: host:port; empty where the server ended before it served.
-        self._address = ""
-        self._stops = StopWatch(time.monotonic())
-        #: Why it hung, and was killed.
-        self._hung = ""
-        self._began = threading.Event()
+        self._tried = threading.Event()
         self._stopped = False
 
     def __repr__(self) -> str:
@@ -59,38 +46,29 @@ class ServerActor:
 
         Raises OSError when there is no process for it.
         """
-        # A pipe, and no file: an actor that is killed leaves none. A standby writes to it again when it takes over.
-        readable, writable = os.pipe()
-        with os.fdopen(readable) as told:
-            try:
-                try:
-                    command = server_command(self._plan, self._name, self._host or _node(), coordinator)
-                    server = self._start(command, writable)
-                finally:
-                    os.close(writable)
-                while not select.select([told], [], [], _WATCH_SECONDS)[0]:
-                    self._end_hanging(server)
-                self._address = told.readline().strip()
-                if not self._address:
-                    # It has ended, and how is known once its output has.
-                    server.join()
-            finally:
-                self._began.set()
-            while not server.join(_WATCH_SECONDS):
-                self._end_hanging(server)
-        how = server.ended or f"{self._name} was stopped"
-        if self._hung:
-            how = f"{self._name} hung and was killed: {self._hung}"
-        return f"{how}; {server.last_lines}"
+        try:
+            module, *arguments = server_command(self._plan, self._name, self._host or _node(), coordinator)
+            watch = LifePipe if self._name.kind is ServerKind.COORDINATOR else StopWatch
+            command = [sys.executable, "-P", "-m", module, *arguments]
+            self._server = OwnServer(str(self._name), command, server_environment(os.environ, self._plan), watch)
+        finally:
+            self._tried.set()
+        if self._stopped:
+            self._server.end(0.0)
+        self._server.join()
+        return f"{self._server.ended or f'{self._name} was stopped'}; {self._server.last_lines}"
 
     def address(self, timeout_seconds: float) -> str:
         """host:port, once the server serves. Raises Unavailable, with its last lines, where it ends or takes longer."""
-        began = self._began.wait(timeout_seconds)
-        if self._address:
-            return self._address
-        lines = self._server.last_lines if self._server is not None else "its process has not started"
-        if began:
-            ended = self._server.ended if self._server is not None else f"{self._name} cannot be started"
+        deadline = time.monotonic() + timeout_seconds
+        settled, server = self._tried.wait(timeout_seconds), self._server
+        if server is not None:
+            settled = server.settle(max(0.0, deadline - time.monotonic()))
+            if server.address:
+                return server.address
+        lines = server.last_lines if server is not None else "its process has not started"
+        if settled:
+            ended = server.ended if server is not None else f"{self._name} cannot be started"
             raise Unavailable(ended or f"{self._name} was stopped", actual=lines, remedy="correct what its log says")
         raise Unavailable(
             f"{self._name} did not start within {timeout_seconds:.0f} s",
@@ -99,8 +77,10 @@ class ServerActor:
         )
 
     def process(self) -> tuple[str, int]:
-        """The host of the server and the number of its process, once it serves; 0 where it ended before."""
-        self._began.wait()
+        """The host of the server and the number of its process, once it serves; 0 where it cannot be started."""
+        self._tried.wait()
+        if self._server is not None:
+            self._server.settle()
         return socket.gethostname(), self._server.pid if self._server is not None else 0
 
     def stop(self, grace_seconds: float) -> str:
@@ -112,47 +92,6 @@ class ServerActor:
             return ""
         code = self._server.end(grace_seconds)
         return self._server.last_lines if code == EXIT_UNSAVED else ""
-
-    def _end_hanging(self, server: OwnServer) -> None:
-        now = time.monotonic()
-        why = self._stops.hangs(server.pid, now) if self._life is None else self._life.hangs(now)
-        if why and not self._hung:
-            self._hung = why
-            server.kill()
-
-    def _start(self, command: Sequence[str], ready: int) -> OwnServer:
-        """``ready``: the descriptor to which the server writes its address."""
-        program = [sys.executable, "-P", "-m", *command, "--ready-file", f"/dev/fd/{ready}"]
-        started: queue.SimpleQueue[OwnServer | OSError] = queue.SimpleQueue()
-        threading.Thread(target=self._keep, args=(program, ready, started), name=str(self._name), daemon=True).start()
-        server = started.get()
-        if isinstance(server, OSError):
-            raise server
-        self._server = server
-        if self._stopped:
-            server.end(0.0)
-        return server
-
-    def _keep(self, program: Sequence[str], ready: int, started: queue.SimpleQueue[OwnServer | OSError]) -> None:
-        life, environment = self._life, server_environment(os.environ, self._plan)
-        try:
-            child = subprocess.Popen(
-                shim.command(program),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environment if life is None else {**environment, **life.variables},
-                process_group=0,
-                pass_fds=(ready,) if life is None else (ready, life.write_end),
-            )
-        except OSError as error:
-            started.put(error)
-            return
-        if life is not None:
-            life.started()
-        server = OwnServer(str(self._name), child)
-        started.put(server)
-        server.join()
 
 
 class WorkerActor:

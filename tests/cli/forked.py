@@ -18,9 +18,10 @@ from tempfile import TemporaryFile
 from types import SimpleNamespace
 
 from ps_protocol.client.worker_requests import Wanted
+from ps_protocol.launch import child
 from ps_protocol.launch.shim import PR_SET_PDEATHSIG
-from ps_server.cli.launcher import child, runner
 from ps_server.cli.launcher import main as entry
+from ps_server.cli.launcher import runner
 from tests.recovery.zygote import PS_RUN, finish, python, shared
 
 RUN_SECONDS = 150.0

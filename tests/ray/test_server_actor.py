@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import Unavailable
-from ps_protocol.launch import life
-from ps_worker.ray import actors
+from ps_protocol.launch import life, shim
+from ps_worker import own_server
 from ps_worker.ray.actors import ServerActor, WorkerActor
 from ps_worker.ray.commands import worker_environment
 from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
@@ -82,10 +82,8 @@ def serving(*more: str, name: ServerName = NAME, **settings: Any) -> Iterator[tu
 @pytest.fixture(autouse=True)
 def _light_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Programs of Python ``-m`` are that server; temporary files would be in ``tmp_path``."""
-    command = actors.shim.command
-    monkeypatch.setattr(
-        actors.shim, "command", lambda program: command([sys.executable, "-S", "-c", SERVER, *program[4:]])
-    )
+    command = shim.command
+    monkeypatch.setattr(shim, "command", lambda program: command([sys.executable, "-S", "-c", SERVER, *program[4:]]))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
@@ -110,10 +108,12 @@ def test_a_standby_can_write_its_address_again(tmp_path: Path) -> None:
 ACTOR = """
 import sys, threading
 from pathlib import Path
-from tests.ray.test_server_actor import NAME, SERVER, actors
-command = actors.shim.command
-actors.shim.command = lambda program: command([sys.executable, "-S", "-c", SERVER, *program[4:]])
-actor = actors.ServerActor(NAME, actors.RayPlan(shards=2, workers=1, shard_options=("hangs",)), "127.0.0.1")
+from ps_protocol.launch import shim
+from ps_worker.ray.actors import RayPlan, ServerActor
+from tests.ray.test_server_actor import NAME, SERVER
+command = shim.command
+shim.command = lambda program: command([sys.executable, "-S", "-c", SERVER, *program[4:]])
+actor = ServerActor(NAME, RayPlan(shards=2, workers=1, shard_options=("hangs",)), "127.0.0.1")
 threading.Thread(target=actor.serve, args=("127.0.0.1:7000",), daemon=True).start()
 while actor._server is None:
     pass
@@ -142,7 +142,7 @@ def test_the_end_of_a_server_is_told(tmp_path: Path) -> None:
 
 def test_a_coordinator_that_is_stopped_is_killed_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life, "HANGS_SECONDS", 1.0)
-    monkeypatch.setattr(actors, "_WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(own_server, "_WATCH_SECONDS", 0.05)
     with serving("lives", name=ServerName(ServerKind.COORDINATOR)) as (actor, ends):
         pid = int(actor.address(60.0).rpartition(" ")[2])
         assert actor.process() == (socket.gethostname(), pid)
@@ -155,7 +155,7 @@ def test_a_coordinator_that_is_stopped_is_killed_and_that_is_told(monkeypatch: p
 
 def test_a_shard_that_is_stopped_is_killed_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life, "HANGS_SECONDS", 1.0)
-    monkeypatch.setattr(actors, "_WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(own_server, "_WATCH_SECONDS", 0.05)
     with serving() as (actor, ends):
         os.kill(int(actor.address(60.0).rpartition(" ")[2]), signal.SIGSTOP)
         wait_until(lambda: bool(ends))
@@ -189,7 +189,7 @@ def test_a_server_that_is_stopped_before_it_starts_ends_at_once() -> None:
 
 
 def test_a_program_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actors.shim, "command", lambda program: ["/nonexistent"])
+    monkeypatch.setattr(shim, "command", lambda program: ["/nonexistent"])
     actor = ServerActor(NAME, RayPlan(shards=2, workers=1), "127.0.0.1")
     with pytest.raises(FileNotFoundError):
         actor.serve("127.0.0.1:7000")

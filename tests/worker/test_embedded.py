@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import ps_worker
+from ps_protocol.launch import shim
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker import embedded
 from ps_worker.embedded import EmbeddedCluster
@@ -26,12 +27,10 @@ from tests.worker.jobs import running_job
 #: Stands for a server: writes its ready file, and ends at SIGTERM.
 SERVER = """
 import pathlib, signal, sys
-file = pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1])
 if "dies" in sys.argv:
     print("no memory left", file=sys.stderr)
     sys.exit(3)
-file.with_suffix(".part").write_text("127.0.0.1:9\\n")
-file.with_suffix(".part").rename(file)
+pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1]).write_text("127.0.0.1:9\\n")
 signal.pause()
 """
 
@@ -56,13 +55,13 @@ while True:
 
 
 def use_light_servers(more: tuple[str, ...] = ()) -> None:
-    started = embedded._popen
-    embedded._popen = lambda program: started([sys.executable, "-S", "-c", SERVER, *program[4:], *more])
+    command = shim.command
+    shim.command = lambda program: command([sys.executable, "-S", "-c", SERVER, *program[4:], *more])
 
 
 @pytest.fixture
 def light_servers(monkeypatch):
-    monkeypatch.setattr(embedded, "_popen", embedded._popen)
+    monkeypatch.setattr(shim, "command", shim.command)
     return use_light_servers
 
 
@@ -197,7 +196,7 @@ def test_an_interpreter_that_cannot_be_started_is_a_typed_error(monkeypatch):
     def refuse(program):
         raise OSError("no memory")
 
-    monkeypatch.setattr(embedded, "_popen", refuse)
+    monkeypatch.setattr(shim, "command", refuse)
     with pytest.raises(ps_worker.Unavailable, match="cannot be started: no memory"):
         EmbeddedCluster.start(60.0)
 

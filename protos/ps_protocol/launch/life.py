@@ -1,7 +1,8 @@
-"""The sign of life of a coordinator for the program that started it: a byte in a pipe each second, from its event loop.
+"""How the program that started a server notices that it hangs.
 
-Nobody else can say that a coordinator hangs. A pipe needs no network, certificate or free connection, so that nothing
-of these looks like a process that hangs.
+A coordinator shows its life: its event loop writes a byte into a pipe each second. Nobody else can notice that a
+coordinator hangs, and a pipe needs no network, certificate or free connection. Other servers have a lease on the
+coordinator; here it is noticed that a signal has stopped one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Coroutine, MutableMapping
+from collections.abc import Coroutine, Mapping, MutableMapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ps_protocol.errors import ConfigError
@@ -55,17 +57,27 @@ class LifeWatch:
 class StopWatch:
     """Notices a server that a signal has stopped, also before it has joined: no lease ends then. Used by one thread."""
 
+    #: What the server has of this: descriptors that it inherits, and variables that name them.
+    inherited: tuple[int, ...] = ()
+    variables: Mapping[str, str] = MappingProxyType({})
+
     def __init__(self, now: float) -> None:
-        """The process is started ``now``."""
+        """The server is started ``now``, in seconds of a steady clock."""
         self._watch = LifeWatch(now)
         # There is nothing to wait for.
         self._watch.look(shown=True, now=now)
 
+    def started(self) -> None:
+        """The server has what it inherits."""
+
     def hangs(self, pid: int, now: float) -> str:
-        """What is to be said of process ``pid``, a child of this one, when it hangs; empty: it does not."""
+        """Why the server, child ``pid`` of this process, hangs; empty: it does not. Called at least each second."""
         if self._watch.look(shown=not _is_stopped(pid), now=now):
             return f"it has been stopped for {self._watch.silent_seconds:.0f} s"
         return ""
+
+    def close(self) -> None:
+        """Watch no more."""
 
 
 def _is_stopped(pid: int) -> bool:
@@ -77,25 +89,22 @@ def _is_stopped(pid: int) -> bool:
 
 
 class LifePipe:
-    """The watcher's side. Used by one thread."""
+    """Notices a coordinator that shows no life. Used by one thread; methods as of ``StopWatch``."""
 
     def __init__(self, now: float) -> None:
-        """``now``: seconds of a steady clock, on which ``hangs`` is asked."""
-        self._read_end, self.write_end = os.pipe()
+        """The coordinator is started ``now``."""
+        self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         self._watch = LifeWatch(now)
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """For the environment of the process, which inherits ``write_end`` under its number."""
-        return {VARIABLE: str(self.write_end)}
+        self.inherited = (self._write_end,)
+        self.variables: Mapping[str, str] = {VARIABLE: str(self._write_end)}
 
     def started(self) -> None:
-        """The process has its end, and this one does not need it."""
-        os.close(self.write_end)
+        """The coordinator has its end, and this process does not need it."""
+        os.close(self._write_end)
 
-    def hangs(self, now: float) -> str:
-        """What is to be said of a process that hangs; empty: it does not."""
+    def hangs(self, pid: int, now: float) -> str:
+        """Why the coordinator hangs; empty: it does not. Called at least each second."""
         if self._watch.look(shown=self._shown(), now=now):
             return f"it has shown no life for {self._watch.silent_seconds:.0f} s"
         return ""

@@ -7,11 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ps_server.cli.launcher.child import Child
+from ps_protocol.launch.child import Child
+from ps_protocol.launch.life import LifePipe, StopWatch
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
 from ps_server.cli.launcher.forks.fork_server import ForkServer, ForkState
 from ps_server.cli.launcher.forks.forked_child import ForkedChild
 from ps_server.cli.launcher.job_folder import JobFolder
+
+_WATCHES: Mapping[ProcessRole, type[LifePipe | StopWatch]] = {
+    ProcessRole.COORDINATOR: LifePipe,
+    ProcessRole.SHARD: StopWatch,
+}
+"""What notices that a server hangs."""
 
 
 class JobProcess(Protocol):
@@ -103,7 +110,7 @@ class ThisMachine:
         return str(self._ready_file)
 
     def coordinator(self) -> str | None:
-        """What the ready file says."""
+        """The address in the ready file."""
         return self._ready_file.read_text().strip() if self._ready_file.exists() else None
 
     def start(
@@ -121,8 +128,9 @@ class ThisMachine:
             if process.part is ProcessRole.SHARD:
                 self._forked[process] = ForkedChild(process, command, {**environment, **secured}, log, inherited, forks)
                 return self._forked[process]
-        shows_life = process.part is ProcessRole.COORDINATOR
-        return Child(process, command, {**environment, **secured}, log, inherited, shows_life=shows_life)
+        if process.part is ProcessRole.COORDINATOR:
+            self._ready_file.unlink(missing_ok=True)
+        return Child(process, command, {**environment, **secured}, log, inherited, _WATCHES.get(process.part))
 
     def look(self) -> bool:
         """As in ``Place``."""

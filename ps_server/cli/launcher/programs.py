@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.replicas import STRATEGY_VARIABLE
 from ps_protocol.cluster.scaling import WorkerRange
+from ps_protocol.launch.commands import COORDINATOR, SHARD
 from ps_protocol.logs import LogFormat
 from ps_protocol.model.registered_optimizers import ENVIRONMENT as OPTIMIZERS_VARIABLE
 from ps_protocol.model.spec import Consistency
@@ -28,13 +28,6 @@ from ps_server.serving.metrics import OFF
 LOOPBACK = "127.0.0.1"
 
 TENSORBOARD_VARIABLE = "PS_TENSORBOARD"
-
-# -P: the folder ps-run was called in holds the user's modules, not the servers'.
-SERVER_PROGRAMS = (
-    (sys.executable, "-P", "-m", "ps_server.coordinator.main"),
-    (sys.executable, "-P", "-m", "ps_server.shard.main"),
-)
-
 
 ASKS_LAUNCHER = ("--engine", "launcher")
 """Options of a coordinator that is asked for what it requests (``WorkerRequests``)."""
@@ -95,8 +88,8 @@ class Programs:
     #: Addresses at which others reach processes on several hosts; all others are on this machine alone.
     addresses: Mapping[ProcessName, str] = field(default_factory=dict)
     #: Commands of ps-coordinator and ps-server.
-    servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
-    #: Shards of this machine are forked from one process, if they are those of ``SERVER_PROGRAMS``.
+    servers: tuple[tuple[str, ...], tuple[str, ...]] = (COORDINATOR, SHARD)
+    #: Shards of this machine are forked from one process, if their command is ``SHARD``.
     forks_shards: bool = False
     #: How many workers the job may have; None: ``workers``, which it begins with, and no others.
     worker_range: WorkerRange | None = None

@@ -16,6 +16,7 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.worker_requests import LostServer, Wanted, WorkerRequests
 from ps_protocol.cluster.view import ClusterStatus, Role
 from ps_protocol.errors import PsError
+from ps_protocol.launch.commands import SHARD
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import SecuritySettings
@@ -44,7 +45,7 @@ from ps_server.cli.launcher.output.progress import ProgressPoller
 from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.output.summary import Folders, silent_workers, summary
 from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
-from ps_server.cli.launcher.programs import ASKS_FOR_WORKERS, ASKS_LAUNCHER, SERVER_PROGRAMS, Programs
+from ps_server.cli.launcher.programs import ASKS_FOR_WORKERS, ASKS_LAUNCHER, Programs
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
 from ps_server.private_files import OwnFolder, open_private
@@ -93,7 +94,7 @@ class Runner:
             asks = ASKS_LAUNCHER if place is None else ASKS_FOR_WORKERS
             programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *asks))
         self._programs = programs
-        forks = programs.forks_shards and programs.servers == SERVER_PROGRAMS
+        forks = programs.forks_shards and programs.servers[1] == SHARD
         self._machine = ThisMachine(self._folder.path, job_folder, forks=forks, say=screen.say)
         self._place: Place = place or self._machine
         self._progress_seconds = (LIVE_SECONDS if screen.interactive else LINE_SECONDS) if show_progress else None

@@ -20,10 +20,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ps_protocol.launch.commands import SHARD
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.forks import fork_server
 from ps_server.cli.launcher.forks.fork_server import ForkServer, ForkState
-from ps_server.cli.launcher.forks.forked_child import PROGRAM, ForkedChild
+from ps_server.cli.launcher.forks.forked_child import ForkedChild
 from ps_server.cli.launcher.place import ThisMachine
 from tests.cli.launcher.jobs import ROOT, alive, wait_until
 from tests.cli.launcher.training import UNDISTURBED, Training
@@ -44,7 +45,7 @@ class Machine:
         self.lines: dict[int, list[str]] = {}
 
     def start(self, index: int = 0, *flags: str, **environment: str) -> ForkedChild:
-        command = [*PROGRAM, "--shard", str(index), "--coordinator", "127.0.0.1:9", *FLAGS, *flags]
+        command = [*SHARD, "--shard", str(index), "--coordinator", "127.0.0.1:9", *FLAGS, *flags]
         child = self.place.start(SHARDS[index], command, ENVIRONMENT | environment, {}, None)
         assert isinstance(child, ForkedChild)
         self.children.append(child)

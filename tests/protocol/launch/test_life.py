@@ -66,7 +66,7 @@ def test_work_shows_life_until_it_ends_and_its_error_is_raised() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(showing_life(work(), pipe.write_end))
+        asyncio.run(showing_life(work(), pipe.inherited[0]))
     assert os.read(pipe._read_end, 10) == b"."
     pipe.started()
     pipe.close()
@@ -112,7 +112,7 @@ def test_a_file_in_the_place_of_a_pipe_is_refused_and_children_do_not_inherit_th
         take_life_pipe({VARIABLE: str(file.fileno())})
     pipe = LifePipe(0.0)
     environment = dict(pipe.variables)
-    assert take_life_pipe(environment) == pipe.write_end
+    assert take_life_pipe(environment) == pipe.inherited[0]
     assert environment == {}
     pipe.started()
     pipe.close()
@@ -124,13 +124,13 @@ def test_the_life_of_another_process_is_seen_and_its_silence_too() -> None:
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", program],
         env=pipe.variables,
-        pass_fds=(pipe.write_end,),
+        pass_fds=pipe.inherited,
         stdin=subprocess.PIPE,
     )
     pipe.started()
     wait_until(lambda: pipe._shown())
     now = 0.0
-    while not (why := pipe.hangs(now := now + 1.0)):
+    while not (why := pipe.hangs(child.pid, now := now + 1.0)):
         pass
     assert why == f"it has shown no life for {STARTS_SECONDS:.0f} s"
     child.kill()

@@ -7,12 +7,11 @@ import enum
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ps_protocol.launch import shim
+from ps_protocol.launch import child
 from ps_server.shard.forks.title import ROOM_BYTES
 
 MODULE = "ps_server.shard.forks.server"
@@ -44,15 +43,7 @@ class ForkServer:
         self._said = os.memfd_create("ps-servers")
         program = [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), " " * ROOM_BYTES]
         with theirs:
-            self._popen = subprocess.Popen(
-                shim.command(program),
-                stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._said,
-                env=environment,
-                process_group=0,
-                pass_fds=[theirs.fileno()],
-            )
+            self._popen = child.start(program, environment, self._said, (theirs.fileno(),))
         self._state = ForkState.IMPORTING
 
     @property

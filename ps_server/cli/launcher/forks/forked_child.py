@@ -7,13 +7,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
-from ps_server.cli.launcher.child import Child
+from ps_protocol.launch.child import Child
+from ps_protocol.launch.commands import SHARD
+from ps_protocol.launch.life import StopWatch
 from ps_server.cli.launcher.events import ProcessName
 from ps_server.cli.launcher.forks.fork_server import ForkServer, ForkState
-from ps_server.cli.launcher.programs import SERVER_PROGRAMS
-
-PROGRAM = SERVER_PROGRAMS[1]
-"""What is forked: a command that begins with it."""
 
 
 class ForkedChild(Child):
@@ -28,12 +26,12 @@ class ForkedChild(Child):
         inherited: Sequence[int],
         forks: ForkServer,
     ) -> None:
-        """``command`` begins with ``PROGRAM``; the process keeps ``inherited`` open, under any numbers."""
+        """``command`` begins with ``SHARD``; the process keeps ``inherited`` open, under any numbers."""
         self._forks = forks
         #: The signal that ended it before it was started.
         self._ended_by: signal.Signals | None = None
         self._told_end = False
-        super().__init__(name, command, environment, log, inherited)
+        super().__init__(name, command, environment, log, inherited, StopWatch)
 
     @property
     def waits(self) -> bool:
@@ -68,8 +66,8 @@ class ForkedChild(Child):
             return
         if state is ForkState.READY:
             files = (self._write_end, *self._inherited)
-            arguments = self._command[len(PROGRAM) :]
-            if (pid := self._forks.fork(PROGRAM, arguments, self._environment, files)) is not None:
+            arguments = self._command[len(SHARD) :]
+            if (pid := self._forks.fork(SHARD, arguments, self._environment, files)) is not None:
                 self._begun(pid)
                 return
         super()._begin()

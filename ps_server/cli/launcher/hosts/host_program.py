@@ -16,9 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, PsError, StorageFull
+from ps_protocol.launch.child import Child
 from ps_server.checkpoint.folder.files import check_writable
-from ps_server.cli.launcher.child import Child
-from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.frames import BEGINNING, FrameReader
 from ps_server.cli.launcher.hosts.messages import (
     READY_FILE,
@@ -39,6 +39,7 @@ from ps_server.cli.launcher.hosts.messages import (
     unpack,
 )
 from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder
+from ps_server.cli.launcher.place import ThisMachine
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.private_files import OwnFolder, open_private
 
@@ -69,7 +70,7 @@ class HostProgram:
         #: Children that hang, which ps-run was told.
         self._hanging: set[ProcessName] = set()
         self._folder = Path()
-        self._job_folder: JobFolder | None = None
+        self._machine = ThisMachine(self._folder)
         self._starts_coordinator = False
         self._silence_seconds = FIRST_SILENCE_SECONDS
         self._heard = self._spoke = time.monotonic()
@@ -79,6 +80,7 @@ class HostProgram:
         """Serve ps-run until it is gone; returns why."""
         with ExitStack() as stack:
             self._folder = stack.enter_context(OwnFolder(RUN_FOLDERS)).path
+            self._machine = ThisMachine(self._folder)
             stack.callback(self._kill)
             signals = stack.enter_context(SignalPipe())
             self._send(Hello(version("torch-ps")))
@@ -159,7 +161,8 @@ class HostProgram:
                 remedy="copy it there, or put it on a disk that the hosts share",
             )
         if begin.data_dir:
-            self._job_folder = JobFolder(Path(begin.data_dir), lock_name=begin.lock_name)
+            job_folder = JobFolder(Path(begin.data_dir), lock_name=begin.lock_name)
+            self._machine = ThisMachine(self._folder, job_folder)
         if begin.checkpoint_dir:
             check_writable(Path(begin.checkpoint_dir))
         addresses = (os.environ.get("SSH_CONNECTION") or "").split()
@@ -168,24 +171,17 @@ class HostProgram:
             len(os.sched_getaffinity(0)),
             client,
             server,
-            self._job_folder is not None and self._job_folder.used_before,
+            self._machine.goes_on,
             str(Path(begin.data_dir).resolve()) if begin.data_dir else "",
         )
 
     def _launch(self, launch: Launch) -> None:
-        name, ready_file = launch.process, self._folder / "coordinator"
-        inherited: tuple[int, ...] = ()
-        if name.part in SERVERS and self._job_folder is not None:
-            inherited = (self._job_folder.lock,)
+        name, ready_file = launch.process, self._machine.ready_file()
         try:
             files = {variable: str(self._file(variable, data, name)) for variable, data in launch.files.items()}
-            if name.part is ProcessRole.COORDINATOR:
-                ready_file.unlink(missing_ok=True)
-                self._starts_coordinator = True
-            command = [str(ready_file) if word == READY_FILE else word for word in launch.command]
-            environment = {**os.environ, **launch.environment, **files}
-            shows_life = name.part is ProcessRole.COORDINATOR
-            child = Child(name, command, environment, None, inherited, shows_life=shows_life)
+            command = [ready_file if word == READY_FILE else word for word in launch.command]
+            child = self._machine.start(name, command, {**os.environ, **launch.environment}, files, None)
+            self._starts_coordinator |= name.part is ProcessRole.COORDINATOR
             self._children[name] = child
             self._send(Started(name, child.pid or 0))
         except OSError as error:
@@ -224,10 +220,9 @@ class HostProgram:
 
     def _look(self) -> None:
         """Tell when the coordinator serves, and that this side is there."""
-        ready_file = self._folder / "coordinator"
-        if self._starts_coordinator and ready_file.exists():
+        if self._starts_coordinator and (address := self._machine.coordinator()):
             self._starts_coordinator = False
-            self._send(Serving(ready_file.read_text().strip()))
+            self._send(Serving(address))
         if time.monotonic() - self._spoke > self._silence_seconds / 4:
             self._send(Alive())
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import BinaryIO
 
+from ps_protocol.launch.child import OutputPipe
 from ps_server.cli.launcher.events import ProcessName
-from ps_server.cli.launcher.output.pipe import OutputPipe
 
 
 class RemoteProcess(OutputPipe):

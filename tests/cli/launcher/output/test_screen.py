@@ -5,15 +5,12 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, MemberStats, MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
-from ps_server.cli.launcher.output.lines import MAX_LINE_BYTES, LineSplitter
 from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.status.text import TableTotals, elapsed_text, status_line, status_tables
 from ps_server.glance.state import time_text
@@ -260,22 +257,6 @@ def test_without_a_terminal_steps_are_told_once_a_minute_and_changes_at_once():
     assert steps == [0, 60, 100, 110, 150]
     assert told[2][1] == "stalled: shard 0 lost for 99 s"
     assert [state for _, state, _ in told[3:]] == ["training", "training"]
-
-
-@given(st.lists(st.binary(max_size=20)))
-def test_lines_are_whole_however_the_pipe_cuts_them(pieces):
-    splitter = LineSplitter()
-    lines = [line for piece in pieces for line in splitter.feed(piece)] + splitter.flush()
-    expected = b"".join(pieces).split(b"\n")
-    if not expected[-1]:
-        expected.pop()
-    assert lines == [e.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for e in expected]
-
-
-def test_a_line_without_end_is_cut_rather_than_kept_for_ever():
-    splitter = LineSplitter()
-    assert splitter.feed(b"x" * (MAX_LINE_BYTES + 1)) == ["x" * (MAX_LINE_BYTES + 1)]
-    assert splitter.flush() == []
 
 
 def test_the_last_three_decisions_are_below_the_tables_with_their_times():
