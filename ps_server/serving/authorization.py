@@ -16,7 +16,7 @@ from ps_protocol.errors import PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.security.credentials import AUTHORIZATION, SESSION
 from ps_protocol.security.identity import Caller, SessionEnded
-from ps_protocol.security.roles import METHODS
+from ps_protocol.security.roles import METHODS, Access
 from ps_protocol.security.security import EVERYBODY, OFF, Security
 from ps_protocol.text import printable
 from ps_server.serving.open_streams import OpenStreams
@@ -112,7 +112,7 @@ class Authorization(grpc.aio.ServerInterceptor):
         """The handler of a call, behind its check."""
         handler: Any = await continuation(handler_call_details)
         method = str(handler_call_details.method)
-        roles = METHODS.get(method, frozenset())
+        roles = METHODS.get(method, Access(frozenset())).roles
         if handler is None or roles is None or not self.security.authenticates:
             return handler
 

@@ -28,7 +28,7 @@ from ps_server.limits import LimitCounts
 from ps_server.serving import grpc_server
 from ps_server.serving.authorization import Authorization
 from ps_server.serving.metrics import serve_metrics
-from ps_server.shard.access.fence import Fence
+from ps_server.shard.access import Fence
 from ps_server.shard.byte_budget import ByteBudgets
 from ps_server.shard.config import Acknowledge, ShardConfig
 from ps_server.shard.context import ShardContext

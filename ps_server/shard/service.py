@@ -21,6 +21,7 @@ from ps_protocol.cluster.requests import OpenRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch
+from ps_protocol.security.roles import METHODS, Fencing
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import SAVE_REPLIES
 from ps_protocol.wire.convert import model as convert_model
@@ -34,8 +35,7 @@ from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
 from ps_server.optimizers.state_bytes import describe, tensor_bytes
 from ps_server.serving.authorization import check_member
 from ps_server.serving.rpc_errors import parsed, translated
-from ps_server.shard.access.fence import ACCESS, Access, Fence
-from ps_server.shard.access.open_checks import OpenChecks
+from ps_server.shard.access import Fence, OpenChecks
 from ps_server.shard.byte_budget import READERS
 from ps_server.shard.counters import Counters
 from ps_server.shard.durability.load_reader import LoadReader, check_slices
@@ -61,7 +61,7 @@ from ps_server.shard.transport.grpc_stream import (
 )
 from ps_server.shard.transport.side_channels import SideChannels
 
-SERVICE = "ps_protocol.v1.Shard"
+SERVICE = pb.DESCRIPTOR.services_by_name["Shard"].full_name
 
 _Handler = Callable[[Any, Context], Awaitable[Any]]
 
@@ -132,7 +132,7 @@ class ShardService:
 
     def _guarded(self, name: str, handler: _Handler) -> _Handler:
         """``handler`` behind the fence of its method."""
-        from_coordinator = ACCESS[name] is Access.COORDINATOR
+        from_coordinator = METHODS[f"/{SERVICE}/{name}"].fencing is Fencing.COORDINATOR
 
         async def guarded(request: Any, context: Context) -> Any:
             async with translated(context):

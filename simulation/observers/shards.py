@@ -10,7 +10,7 @@ from ps_protocol.model.spec import ShardMap
 from ps_server.consistency import Tracker, TrackerState, Verdict
 from ps_server.log.durable import DurableLog
 from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, MemoryLog, Released
-from ps_server.shard.access.fence import Fence
+from ps_server.shard.access import Fence
 from ps_server.shard.models import placing, registry
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce import quiesce

@@ -12,12 +12,15 @@ import pytest
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.errors import Fenced, InvalidRequest, PsError, Unavailable
 from ps_protocol.rpc.channel import SHARD_KEY
+from ps_protocol.security.roles import METHODS as ACCESS
+from ps_protocol.security.roles import Fencing
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.log.entries import MemoryLog
-from ps_server.shard.access.fence import ACCESS, Access
+from ps_server.shard.service import SERVICE
 from tests.support.shards import TOKEN, TestShard, error_of, running_shard, start
 
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Shard"].methods}
+FENCING = {method: ACCESS[f"/{SERVICE}/{method}"].fencing for method in METHODS}
 NOBODY, FORMER, STRANGER = pb.WorkerId(), pb.WorkerId(rank=0, incarnation=4), pb.WorkerId(rank=7, incarnation=5)
 INCARNATION = 100
 
@@ -85,8 +88,7 @@ def state(shard: TestShard) -> tuple[Any, ...]:
 
 
 def test_every_method_is_for_readers_or_behind_a_fence() -> None:
-    assert ACCESS.keys() == METHODS.keys()
-    assert {name for name, access in ACCESS.items() if access is Access.READER} == {
+    assert {name for name, fencing in FENCING.items() if fencing is Fencing.NONE} == {
         "Pull",
         "Save",
         "GetModel",
@@ -103,10 +105,10 @@ def test_a_call_of_nobody_changes_nothing(shard: TestShard, method: str) -> None
     for worker in (NOBODY, FORMER, STRANGER):
         error = call(shard, method, messages(method, worker))
         assert state(shard) == before
-        match ACCESS[method]:
-            case Access.READER:
+        match FENCING[method]:
+            case Fencing.NONE:
                 assert not isinstance(error, Fenced)
-            case Access.STANDBY:
+            case Fencing.STANDBY:
                 assert error is not None  # tests/shard/standby says who may follow
             case _:
                 assert isinstance(error, Fenced), error
@@ -114,7 +116,7 @@ def test_a_call_of_nobody_changes_nothing(shard: TestShard, method: str) -> None
                 assert error.remedy
 
 
-@pytest.mark.parametrize("method", [name for name, access in ACCESS.items() if access is Access.COORDINATOR])
+@pytest.mark.parametrize("method", [name for name, fencing in FENCING.items() if fencing is Fencing.COORDINATOR])
 def test_only_the_coordinator_this_shard_joined_may_hold_it_still(shard: TestShard, method: str) -> None:
     before = state(shard)
     wrong = {"token": "guessed"}, {"token": ""}, {"incarnation": INCARNATION - 1}, {"incarnation": INCARNATION + 1}

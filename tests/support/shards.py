@@ -31,7 +31,7 @@ from ps_server.failpoints import Failpoints
 from ps_server.limits import LimitCounts, ShardLimits
 from ps_server.log.entries import AppliedUpdate, Entry, MemoryLog, UpdateLog
 from ps_server.serving import grpc_server
-from ps_server.shard.access.fence import Fence
+from ps_server.shard.access import Fence
 from ps_server.shard.byte_budget import ByteBudgets
 from ps_server.shard.config import SideChannelConfig
 from ps_server.shard.context import ShardContext

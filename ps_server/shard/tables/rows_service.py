@@ -19,7 +19,7 @@ from ps_protocol.wire.convert.headers import bucket_headers_to_pb
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
 from ps_server.log.entries import RowsLoaded
 from ps_server.log.row_messages import bytes_of
-from ps_server.shard.access.fence import Fence
+from ps_server.shard.access import Fence
 from ps_server.shard.byte_budget import READERS
 from ps_server.shard.execution.tasks import until
 from ps_server.shard.models.registry import Registry

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ps_protocol.errors import PsError, Unauthenticated
 from ps_protocol.rpc.channel import open_async_channel, open_channel
 from ps_protocol.rpc.client_errors import translate
-from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.roles import Access, AccessRole
 from ps_protocol.security.security import CredentialsReplaced, Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.certs.authority import Authority
@@ -127,7 +127,7 @@ def test_a_call_that_looked_before_another_does_not_bring_the_older_files_back(s
 def test_a_refused_call_can_be_repeated_where_the_client_has_newer_files_and_is_final_where_it_has_not(
     tmp_path, monkeypatch
 ):
-    viewers = {f"/grpc.health.v1.Health/{name}": frozenset({AccessRole.VIEWER}) for name in ("Check", "Watch")}
+    viewers = {f"/grpc.health.v1.Health/{name}": Access(frozenset({AccessRole.VIEWER})) for name in ("Check", "Watch")}
     monkeypatch.setattr(authorization, "METHODS", viewers)
     tokens, lines = {name: tmp_path / name for name in ("server", "client")}, "viewer:me:" + "x" * 20 + "\n"
 

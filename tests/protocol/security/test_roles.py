@@ -1,5 +1,6 @@
 """Every method of every service, called with every role over a real connection: allowed by the table, or refused."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ EVERY = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
+ROOT = Path(__file__).parents[3]
 SECRETS = {role: f"{role.value}-secret-0123456789" for role in AccessRole}
 
 
@@ -37,6 +39,15 @@ def test_the_table_has_every_method_of_every_service_and_no_other():
     assert set(METHODS) >= set(EVERY)
     # Newer versions of the health service have one more.
     assert set(METHODS) - set(EVERY) <= {"/grpc.health.v1.Health/List"}
+
+
+@pytest.mark.parametrize("name", ["CatchUp", "StageReshard"])
+def test_a_call_of_a_shard_is_named_in_its_service_and_in_the_table_alone(name):
+    """Besides who makes the call."""
+    folders = "protos", "ps_server/shard", "ps_server/serving"
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    found = {path for path in files if "_pb2" not in path.name and re.search(rf"[\"/]{name}\"", path.read_text())}
+    assert found == {ROOT / "protos/ps_protocol/security/roles.py", ROOT / "ps_server/shard/service.py"}
 
 
 def test_members_of_every_kind_can_join():
@@ -125,7 +136,7 @@ def test_every_method_answers_the_roles_of_the_table_alone(served, role):
     metadata = ((AUTHORIZATION, bearer(SECRETS[role])),) if role else ()
     with open_channel(address) as channel:
         for name in EVERY:
-            roles, before = METHODS[name], sum(authorization.security.refused.counts.values())
+            roles, before = METHODS[name].roles, sum(authorization.security.refused.counts.values())
             reached.requests.clear()
             error = call(channel, name, metadata)
             counted = sum(authorization.security.refused.counts.values()) - before

@@ -12,7 +12,7 @@ BEGIN, END = "<!-- roles -->\n", "<!-- /roles -->\n"
 def table() -> str:
     """Rows of methods with the same roles, in Markdown."""
     by_roles: dict[tuple[str, ...], list[str]] = {}
-    for name, roles in METHODS.items():
+    for name, (roles, _) in METHODS.items():
         service, method = name.split("/")[1:]
         if roles is not None and service.startswith("ps_protocol"):
             allowed = tuple(role.value for role in AccessRole if role in roles)

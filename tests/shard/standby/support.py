@@ -17,7 +17,7 @@ from ps_protocol.tracing.tracer import Tracer
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
 from ps_server.failpoints import Failpoints
 from ps_server.serving import grpc_server
-from ps_server.shard.access.fence import Fence
+from ps_server.shard.access import Fence
 from ps_server.shard.config import Acknowledge, SideChannelConfig
 from ps_server.shard.context import ShardContext
 from ps_server.shard.counters import Counters

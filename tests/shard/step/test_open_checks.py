@@ -10,7 +10,7 @@ import torch
 
 from ps_protocol.errors import StateLost
 from ps_server.consistency import WorkerKey
-from ps_server.shard.access.open_checks import OpenChecks
+from ps_server.shard.access import OpenChecks
 from tests.shard.disks import shard_on
 from tests.support.shards import StubStream, error_of, flat, gradients, start
 

@@ -1,57 +1,24 @@
-"""Decides which callers may change a shard: live workers, its standby, and the coordinator, each by incarnation."""
+"""Decides which members may change a shard, each by its incarnation, and whether a worker fits that opens a stream."""
 
 from __future__ import annotations
 
-import enum
 import hmac
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
+
+import torch
 
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import Fenced, Unavailable
+from ps_protocol.errors import Fenced, StateLost, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.rpc.channel import SHARD_KEY
 from ps_protocol.wire.convert.key import ShardKey
 from ps_server.consistency import WorkerKey
 from ps_server.serving.authorization import check_member
 from ps_server.shard.models.registry import Registry
 
+logger = EventLogger(__name__)
 
-class Access(enum.Enum):
-    """Whose calls a method answers."""
-
-    #: Anybody's: it changes nothing.
-    READER = "reader"
-    #: Those of live workers. LoadRows answers evaluators, too: psctl joins as one.
-    WORKER = "worker"
-    #: Those of the standby in the cluster's view.
-    STANDBY = "standby"
-    #: Those of the coordinator that this shard has joined.
-    COORDINATOR = "coordinator"
-
-
-ACCESS: Mapping[str, Access] = MappingProxyType(
-    {
-        "Step": Access.WORKER,
-        "Load": Access.WORKER,
-        "LoadRows": Access.WORKER,
-        "Follow": Access.STANDBY,
-        "Pause": Access.COORDINATOR,
-        "Capture": Access.COORDINATOR,
-        "CatchUp": Access.COORDINATOR,
-        "MakeRoom": Access.COORDINATOR,
-        "StageReshard": Access.COORDINATOR,
-        "Resume": Access.COORDINATOR,
-        "Restore": Access.COORDINATOR,
-        "Pull": Access.READER,
-        "Save": Access.READER,
-        "GetModel": Access.READER,
-        "GetRows": Access.READER,
-        "SaveBuckets": Access.READER,
-        "Feed": Access.READER,
-        "GetRoundNorm": Access.READER,
-    }
-)
-"""Every method of the service. One that is not here cannot be registered."""
+_VERSION_CHARACTERS = 40
 
 
 class Fence:
@@ -107,3 +74,59 @@ class Fence:
                 actual=str(worker),
                 remedy="its lease ended or a newer process took its rank: start it again",
             )
+
+
+class OpenChecks:
+    """One per shard, used on its event loop whenever a worker opens a stream."""
+
+    def __init__(self, shard: int, promises: Callable[[], bool]) -> None:
+        """``promises``: every push that a worker was told had been applied must be known here."""
+        self._shard = shard
+        self._promises = promises
+        #: By rank, the version that was logged last.
+        self._told: dict[int, str] = {}
+
+    def acknowledged(self, model: str, worker: WorkerKey, acknowledged: int, known: int) -> None:
+        """``worker`` was told that its push ``acknowledged`` had been applied; ``known``: the last one known here.
+
+        Raises StateLost where durability promised that it is.
+        """
+        if acknowledged <= known:
+            return
+        error = StateLost(
+            f"shard {self._shard} has lost pushes of worker {worker.rank} to model '{model}' that it had acknowledged",
+            shard=str(self._shard),
+            expected=f"push {acknowledged}, which the worker was told had been applied",
+            actual=f"push {known} is the last that is known",
+            remedy="its log was damaged or replaced by an older one: restore the data directory from a copy, or start "
+            "again from a checkpoint",
+        )
+        if self._promises():
+            logger.failure(error)
+            raise error
+        logger.warning(
+            "recovery.lost",
+            "shard %d: push %d of worker %d to model '%s' was acknowledged, and the last that is known is %d: what "
+            "came between is lost, which this durability allows",
+            self._shard,
+            acknowledged,
+            worker.rank,
+            model,
+            known,
+        )
+
+    def torch_version(self, worker: WorkerKey, version: str) -> None:
+        """``worker`` has this version of torch, empty where it does not say. Speaks of a difference once."""
+        version = version[:_VERSION_CHARACTERS]
+        if not version or version == str(torch.__version__) or self._told.get(worker.rank) == version:
+            return
+        self._told[worker.rank] = version
+        logger.warning(
+            "versions",
+            "shard %d applies updates with torch %s, and worker %d computes gradients with torch %s: their results may "
+            "differ in the last digits; install the same version on both",
+            self._shard,
+            torch.__version__,
+            worker.rank,
+            ascii(version),
+        )
