@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.cluster.history import JobHistory
+from ps_protocol.cluster.job_state import expiring, has_expired
 from ps_protocol.cluster.view import Role
 from ps_server.glance.shards import ShardGlance
-from ps_server.glance.state import expiring, has_expired
 from ps_server.glance.workers import WorkerGlance
 
 NAMED = 3

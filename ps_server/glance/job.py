@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
 from ps_protocol.cluster.job import DEFAULT_JOB
+from ps_protocol.cluster.job_state import headline, job_state
 from ps_protocol.cluster.view import Role
 from ps_server.glance.alerts import Alert, alerts_of
 from ps_server.glance.shards import ShardGlance, TableGlance, shards_of, tables_of
-from ps_server.glance.state import headline, job_state
 from ps_server.glance.workers import WorkerGlance, workers_of
 
 _INCARNATION = re.compile(r" as incarnation \d+|; incarnation \d+ is fenced")

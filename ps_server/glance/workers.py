@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from ps_protocol.cluster.history import JobHistory
+from ps_protocol.cluster.job_state import TRAINING, current_members, job_state, note_of, state_of
 from ps_protocol.cluster.view import MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
-from ps_server.glance.state import TRAINING, current_members, job_state, note_of, state_of
 
 SILENT_BEATS = 3.0
 SILENT_LEASES = 0.25

@@ -14,6 +14,7 @@ import torch
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.lease import MemberLease
 from ps_protocol.client.membership import Membership
+from ps_protocol.cluster.job_state import expiring
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import Fenced, NonFiniteGradient, PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
@@ -29,7 +30,6 @@ from ps_server.certs.folder import CertificateFolder
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.coordinator.access import CoordinatorAccess
-from ps_server.glance.state import expiring
 from ps_server.serving import open_streams
 from ps_worker import Cluster
 from ps_worker.session.session import Session

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.job_state import ailments, expiring, has_expired, time_text
 from ps_protocol.cluster.view import ClusterStatus
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.security.settings import VARIABLES, SecuritySettings
@@ -41,7 +42,6 @@ from ps_server.cli.psctl.top.command import report, top
 from ps_server.cli.psctl.trace import trace
 from ps_server.cli.psctl.wait import UNHEALTHY, wait
 from ps_server.cli.status.text import TableTotals, status_line, status_tables
-from ps_server.glance.state import ailments, expiring, has_expired, time_text
 
 CALL_SECONDS = 5.0
 WATCH_SECONDS = 1.0

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import click
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.job_state import FINISHED, TRAINING, headline, job_state
 from ps_protocol.cluster.view import ClusterStatus, Role
 from ps_protocol.errors import Unavailable
 from ps_server.cli.psctl.connection import client_of, coordinator_option
 from ps_server.cli.psctl.output.notes import note
-from ps_server.glance.state import FINISHED, TRAINING, headline, job_state
 
 LOOK_SECONDS = 0.5
 CALL_SECONDS = 5.0

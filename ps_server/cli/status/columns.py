@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 from rich.cells import cell_len
 
+from ps_protocol.cluster.job_state import state_of
 from ps_protocol.cluster.view import MemberStats, MemberStatus, Role
-from ps_server.glance.state import state_of
 
 #: Between two columns.
 GAP = 2

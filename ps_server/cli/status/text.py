@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ps_protocol.cluster.events import JobEvent
+from ps_protocol.cluster.job_state import current_members, expiring, headline, job_state, note_of, time_text
 from ps_protocol.cluster.view import ClusterStatus, MemberStats, MemberStatus, Role
 from ps_protocol.text import printable
 from ps_server.cli.status.columns import (
@@ -23,7 +24,6 @@ from ps_server.cli.status.columns import (
     shard_columns,
     versions_of,
 )
-from ps_server.glance.state import current_members, expiring, headline, job_state, note_of, time_text
 
 SHOWN_DECISIONS = 3
 """How many of the coordinator's last decisions are shown below the tables."""

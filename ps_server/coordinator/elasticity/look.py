@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ps_protocol.cluster.job_state import current_members, state_of
 from ps_protocol.cluster.scaling import ENDED
 from ps_protocol.cluster.view import ClusterStatus, Role
 from ps_server.coordinator.elasticity.decisions import JobLook
-from ps_server.glance.state import current_members, state_of
 
 
 def look_of(status: ClusterStatus) -> JobLook:

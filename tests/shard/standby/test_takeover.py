@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from ps_protocol.cluster.job_state import ailments, current_members, state_of
 from ps_protocol.cluster.view import Role
-from ps_server.glance.state import ailments, current_members, state_of
 from tests.recovery.cluster import LEASE_SECONDS
 from tests.recovery.reference import alone, assert_each_push_was_applied_once, counts_of, replayed
 from tests.recovery.scripts import STEPS

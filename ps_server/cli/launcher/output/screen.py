@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ps_protocol.cluster.job_state import outline, time_text
 from ps_protocol.cluster.view import ClusterStatus
 from ps_protocol.logs import LogEvent, LogFormat
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
 from ps_server.cli.launcher.output.json_lines import own_record, record_of
 from ps_server.cli.status.text import status_line, status_tables
-from ps_server.glance.state import outline, time_text
 
 WORKER_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 STATUS_SECONDS = 60.0

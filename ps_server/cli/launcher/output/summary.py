@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ps_protocol.cluster.job_state import current_members
 from ps_protocol.cluster.view import ClusterStatus, Role
 from ps_server.cli.status.text import elapsed_text
-from ps_server.glance.state import current_members
 
 REMEMBERED = 32
 """With this many former members, the coordinator may have forgotten workers."""

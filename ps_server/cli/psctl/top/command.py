@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.history import JobHistory
+from ps_protocol.cluster.job_state import time_text
 from ps_protocol.errors import ConfigError, Unavailable
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output.facts import say
@@ -21,7 +22,6 @@ from ps_server.cli.psctl.output.notes import note
 from ps_server.cli.psctl.top.glance_view import NO_LIMIT, glance_view
 from ps_server.cli.psctl.top.keys import keys
 from ps_server.glance.job import glance_of
-from ps_server.glance.state import time_text
 from ps_server.page.needs import check_libraries
 
 CALL_SECONDS = 5.0

@@ -13,13 +13,22 @@ from rich.console import Console
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.cluster.history import JobHistory
+from ps_protocol.cluster.job_state import (
+    ailments,
+    duration_text,
+    expiring,
+    headline,
+    job_state,
+    note_of,
+    state_of,
+    time_text,
+)
 from ps_protocol.cluster.view import TOOK_OVER, ClusterStatus, MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.psctl import main
 from ps_server.cli.status.text import status_line, status_tables
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
-from ps_server.glance.state import ailments, duration_text, expiring, headline, job_state, note_of, state_of, time_text
 from ps_server.page.messages import parts_of
 from tests.glance.jobs import entry, history, shard, worker
 from tests.support.coordinators import TestCoordinator, running_coordinator
