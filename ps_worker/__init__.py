@@ -57,7 +57,7 @@ from ps_worker.strategies.base import Strategy
 from ps_worker.strategies.registry import strategy
 
 if TYPE_CHECKING:
-    from ps_worker import feed
+    from ps_worker import admin, feed
 
 if "PS_RANK" in os.environ:
     # A process of a job. What it has imported stays until its end; looking for garbage there takes most of the time in
@@ -99,6 +99,7 @@ __all__ = [
     "UnknownModel",
     "UnknownShard",
     "UnsupportedOptimizer",
+    "admin",
     "connect",
     "feed",
     "optimizers",
@@ -110,9 +111,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports ``feed`` at its first use: it loads the compiler, which takes a second."""
-    if name == "feed":
-        return importlib.import_module("ps_worker.feed")
+    """Import a module at its first use: ``feed`` loads the compiler, which takes a second."""
+    if name in ("admin", "feed"):
+        return importlib.import_module(f"ps_worker.{name}")
     raise AttributeError(f"module 'ps_worker' has no attribute '{name}'")
 
 

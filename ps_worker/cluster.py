@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError
-from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+from ps_protocol.model.spec import Consistency, choice
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.wire.formats import Wire
 from ps_worker.adopt import adopt_optimizer
@@ -22,7 +22,7 @@ from ps_worker.data.datasets import Datasets
 from ps_worker.embedded import EmbeddedCluster
 from ps_worker.evaluator.evaluator import follow
 from ps_worker.model.bindings import Source
-from ps_worker.model.declare import BufferPolicy, choice, named_arguments
+from ps_worker.model.declare import BufferPolicy, named_arguments
 from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
@@ -311,10 +311,16 @@ class Cluster:
         ``grace_seconds`` is how long it waits for these. Raises ConfigError for an unknown mode and InvalidRequest for
         numbers that do not fit the job.
         """
-        policy = choice(StalePolicy, stale_policy, "stale_policy")
-        chosen = choice(Mode, mode, "mode")
-        bound = chosen.default_staleness if staleness is None else staleness
-        self._session.set_consistency(Consistency(chosen, bound, backup, policy, stale_threshold, grace_seconds))
+        self._session.set_consistency(
+            Consistency.of(
+                mode,
+                staleness=staleness,
+                backup=backup,
+                grace_seconds=grace_seconds,
+                stale_policy=stale_policy,
+                stale_threshold=stale_threshold,
+            )
+        )
 
     def scale(
         self,

@@ -12,11 +12,6 @@ import torch
 from torch import nn
 
 import ps_worker
-from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.model.ids import unique
-from ps_protocol.security.roles import AccessRole
-from ps_protocol.security.security import Security
-from ps_server.cli.psctl.tables import table_totals
 
 from .auc import auc
 from .batch import Batch, in_columns
@@ -24,7 +19,6 @@ from .data import SAMPLES, ClickData
 from .generated import VOCABULARY
 from .local import LocalBags, OneProcess
 
-_ASK_SECONDS = 10.0
 _LARGEST = 3
 
 
@@ -79,7 +73,7 @@ class Meter:
             self._began = time.perf_counter()
             return
         self._samples += len(batch.labels)
-        self._rows += len(unique(in_columns(batch.ids).flatten().numpy())[0])
+        self._rows += len(np.unique(in_columns(batch.ids).numpy()))
 
     def __str__(self) -> str:
         seconds = time.perf_counter() - self._began
@@ -115,12 +109,10 @@ def sizes(model: nn.Module) -> str:
     local = [module for module in model.modules() if isinstance(module, LocalBags)]
     if local:
         return f"rows of this process: {sum(bags.used for bags in local):,}"
-    address = os.environ.get("PS_COORDINATOR")
-    if not address:
+    if not os.environ.get("PS_COORDINATOR"):
         return "sizes of tables: see psctl status"
-    security = Security.from_environment(os.environ, AccessRole.READER)
-    with CoordinatorClient(address, security) as client:
-        tables = table_totals(client, client.get_status(_ASK_SECONDS).view, _ASK_SECONDS)
+    with ps_worker.admin.connect() as job:
+        tables = job.tables()
     largest = sorted(tables, key=lambda table: -table.rows)[:_LARGEST]
     return (
         f"tables: {len(tables)} with {sum(table.rows for table in tables):,} rows,"

@@ -7,9 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -24,7 +23,7 @@ from ps_protocol.model.registered_optimizers import (
     reads_shapes,
     registered_optimizer,
 )
-from ps_protocol.model.spec import Buffers, ModelSpec, NonFinite, Option, Options
+from ps_protocol.model.spec import Buffers, ModelSpec, NonFinite, Option, Options, choice
 from ps_worker.model.bindings import (
     Bindings,
     ParameterGroup,
@@ -39,8 +38,6 @@ from ps_worker.model.optimizer_state import StateByNumber
 from ps_worker.model.plain import plain_module
 from ps_worker.tables.plain_names import plain_name
 from ps_worker.tables.table import NO_TABLES, DeclaredTables, declared, modules_in
-
-E = TypeVar("E", bound=Enum)
 
 BufferPolicy = str | Mapping[str, str]
 """Which buffers are kept: a policy for all, or by the name of a buffer or a module."""
@@ -226,15 +223,6 @@ def checked_clip(norm: object) -> float:
             actual=repr(norm)[:80],
         )
     return float(norm)
-
-
-def choice(kind: type[E], value: str, argument: str) -> E:
-    """The member of ``kind`` that ``value`` names. Raises ConfigError that lists the choices."""
-    try:
-        return kind(value)
-    except ValueError:
-        expected = ", ".join(repr(member.value) for member in kind)
-        raise ConfigError(f"unknown value for {argument}", expected=expected, actual=repr(value)) from None
 
 
 def group_options(group: Mapping[str, Any], accepted: set[str]) -> Options:

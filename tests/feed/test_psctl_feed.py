@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
+from ps_protocol.client.admin import AdminClient
 from ps_server.cli.options.common import clean_errors
 from ps_server.cli.psctl import main
 from tests.feed.following import FakeCoordinator, held
@@ -19,7 +20,7 @@ from tests.shard.reshard.test_table_moves import ADS, HERE, USERS, RowWorker, sp
 def connected_to(coordinator: FakeCoordinator):
     """As the commands connect, without a coordinator at the address."""
     with clean_errors():
-        yield coordinator
+        yield AdminClient(coordinator)
 
 
 @pytest.fixture

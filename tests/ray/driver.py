@@ -24,8 +24,8 @@ import torch
 
 import ps_worker
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.client.model_status import shard_maps, statuses_of
 from ps_protocol.errors import PsError
-from ps_server.cli.psctl.model_status import shard_maps, statuses_of
 from ps_worker.ray import RayCluster, workers
 from tests.ray import BEFORE, STEPS
 
@@ -80,7 +80,7 @@ def versions(address: str) -> list[int]:
     """How many pushes each shard has applied."""
     with CoordinatorClient(address) as client:
         view = client.get_status().view
-        return [status.version for status in statuses_of(client, shard_maps(client, view, 60.0), view)["model"]]
+        return [status.version for status in statuses_of(client, shard_maps(client, view), view)["model"]]
 
 
 def server_pid(address: str, shard: int) -> int:

@@ -7,8 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Self, TypeVar
 
+from ps_protocol.errors import ConfigError
 from ps_protocol.model.tables import TableSpec
+
+E = TypeVar("E", bound=enum.Enum)
 
 _ITEM_BYTES = MappingProxyType(
     {
@@ -31,6 +35,15 @@ ALIGNMENT_BYTES = 64
 
 PACKED_BYTES = 1
 """Alignment of models that were placed by older versions: a variable begins at the end of the one before it."""
+
+
+def choice(kind: type[E], value: str, argument: str) -> E:
+    """Return the member of ``kind`` that ``value`` names. Raises ConfigError, which lists the choices."""
+    try:
+        return kind(value)
+    except ValueError:
+        expected = ", ".join(repr(member.value) for member in kind)
+        raise ConfigError(f"unknown value for {argument}", expected=expected, actual=repr(value)) from None
 
 
 class DType(enum.Enum):
@@ -244,6 +257,22 @@ class Consistency:
     stale_threshold: int = 0
     #: sync with backup: how long a step that could be applied waits for the missing pushes.
     grace_seconds: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        mode: str,
+        *,
+        staleness: int | None = None,
+        backup: int = 0,
+        grace_seconds: float = 0.0,
+        stale_policy: str = "accept",
+        stale_threshold: int = 0,
+    ) -> Self:
+        """From names, as users write them; ``staleness`` None: the default of the mode. Raises ConfigError."""
+        chosen, policy = choice(Mode, mode, "mode"), choice(StalePolicy, stale_policy, "stale_policy")
+        bound = chosen.default_staleness if staleness is None else staleness
+        return cls(chosen, bound, backup, policy, stale_threshold, grace_seconds)
 
     @property
     def bound(self) -> int:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import click
 
+from ps_protocol.client.admin import AdminClient
 from ps_protocol.client.coordinator import CONNECT_SECONDS, CoordinatorClient
 from ps_protocol.cluster.address import split_address
 from ps_protocol.errors import ConfigError
@@ -47,22 +48,24 @@ coordinator_option = click.option(
 
 
 @contextmanager
-def client_of(address: str) -> Iterator[CoordinatorClient]:
+def client_of(address: str) -> Iterator[AdminClient]:
     """A client of the coordinator at ``address``, which may not be there yet; errors of the block are shown as one
     line.
     """
     settings = click.get_current_context().find_object(SecuritySettings) or SecuritySettings()
-    with clean_errors(), CoordinatorClient(address, Security(settings, AccessRole.ADMIN)) as client:
-        ExpiryWatch(client.security).ends()
-        yield client
+    with clean_errors():
+        security = Security(settings, AccessRole.ADMIN)
+        with AdminClient(CoordinatorClient(address, security)) as job:
+            ExpiryWatch(security).ends()
+            yield job
 
 
 @contextmanager
-def connected(address: str) -> Iterator[CoordinatorClient]:
+def connected(address: str) -> Iterator[AdminClient]:
     """As ``client_of``; ends the command with an error when the coordinator does not answer within CONNECT_SECONDS."""
-    with client_of(address) as client:
-        client.connect(CONNECT_SECONDS)
-        yield client
+    with client_of(address) as job:
+        job.connect(CONNECT_SECONDS)
+        yield job
 
 
 def patiently(what: str, call: Callable[[], T]) -> T:

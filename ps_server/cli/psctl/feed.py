@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ps_protocol.feed.cursor import load_cursor, save_cursor
-from ps_protocol.feed.reader import Change, Following, TableFeed
+from ps_protocol.feed.reader import Change
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output.facts import output_option, say
 from ps_server.cli.psctl.output.notes import note
@@ -45,10 +45,10 @@ def feed(
     coordinator: str, model: str, table: str, cursor: Path | None, once: bool, with_state: bool, as_json: bool
 ) -> None:
     """Print the changes of a table."""
-    what = Following(table, model, with_state, follow=not once)
     show = to_line if as_json else to_text
-    with connected(coordinator) as client:
-        changes = TableFeed(client, what, load_cursor(cursor) if cursor else None, note)
+    with connected(coordinator) as job:
+        position = load_cursor(cursor) if cursor else None
+        changes = job.feed(table, model, position, with_state=with_state, follow=not once, on_wait=note)
         try:
             for change in changes:
                 say(show(change))

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,7 +15,8 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.client.admin import AdminClient
+from ps_protocol.client.model_status import TableTotals
 from ps_protocol.cluster.job_state import ailments, expiring, has_expired, time_text
 from ps_protocol.cluster.view import ClusterStatus
 from ps_protocol.logs import LEVELS, LogFormat
@@ -37,13 +39,11 @@ from ps_server.cli.psctl.output.status_json import status_json
 from ps_server.cli.psctl.release import release
 from ps_server.cli.psctl.rows import import_rows
 from ps_server.cli.psctl.scale import scale
-from ps_server.cli.psctl.tables import table_totals
 from ps_server.cli.psctl.top.command import report, top
 from ps_server.cli.psctl.trace import trace
 from ps_server.cli.psctl.wait import UNHEALTHY, wait
-from ps_server.cli.status.text import TableTotals, status_line, status_tables
+from ps_server.cli.status.text import status_line, status_tables
 
-CALL_SECONDS = 5.0
 WATCH_SECONDS = 1.0
 LOG_SECONDS = 2.0
 
@@ -108,9 +108,9 @@ main.add_command(report)
 def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
     """Show members, their speed, models and mode, and the rows and bytes of tables."""
     console = Console(highlight=False, markup=False, emoji=False)
-    with connected(coordinator) as client:
+    with connected(coordinator) as job:
         pause = LOG_SECONDS if watch and not as_json and not console.is_terminal else WATCH_SECONDS
-        looks = _looks(client, pause if watch else None)
+        looks = _looks(job, pause if watch else None)
         if as_json:
             for seen, tables in looks:
                 say(status_json(seen, tables))
@@ -131,13 +131,11 @@ def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
         sys.exit(UNHEALTHY)
 
 
-def _looks(
-    client: CoordinatorClient, pause_seconds: float | None
-) -> Iterator[tuple[ClusterStatus, tuple[TableTotals, ...]]]:
+def _looks(job: AdminClient, pause_seconds: float | None) -> Iterator[tuple[ClusterStatus, tuple[TableTotals, ...]]]:
     """The job as it is now; with a pause again and again until it is finished."""
     while True:
-        seen = client.get_status(CALL_SECONDS)
-        yield seen, table_totals(client, seen.view, CALL_SECONDS)
+        seen = job.status()
+        yield seen, job.tables(seen)
         if pause_seconds is None or seen.view.finished:
             return
         time.sleep(pause_seconds)
@@ -160,9 +158,9 @@ def mode(
 ) -> None:
     """Change the consistency mode of the whole job while it runs."""
     wanted = consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold)
-    with connected(coordinator) as client:
-        view = client.set_consistency(wanted, CALL_SECONDS)
-    tell({"consistency": view.consistency}, f"mode is now {view.consistency}", as_json)
+    with connected(coordinator) as job:
+        consistency = job.set_consistency(wanted)
+    tell({"consistency": consistency}, f"mode is now {consistency}", as_json)
 
 
 @main.command()
@@ -170,10 +168,9 @@ def mode(
 @output_option()
 def checkpoint(coordinator: str, as_json: bool) -> None:
     """Write a checkpoint of the whole job while it trains, and print its folder when it is complete."""
-    with connected(coordinator) as client:
-        folder, size, seconds = patiently("writing the checkpoint", client.checkpoint)
-    facts = {"folder": folder, "size_bytes": size, "seconds": seconds}
-    tell(facts, f"{folder}: {size / 1e6:.1f} MB in {seconds:.1f} s", as_json)
+    with connected(coordinator) as job:
+        made = patiently("writing the checkpoint", job.checkpoint)
+    tell(asdict(made), f"{made.folder}: {made.size_bytes / 1e6:.1f} MB in {made.seconds:.1f} s", as_json)
 
 
 @main.command()
@@ -187,10 +184,10 @@ def restore(coordinator: str, folder: str, as_json: bool) -> None:
     back. A push that arrives meanwhile is applied to the restored values. To start a job from a checkpoint, also with
     another number of shards, use ps-coordinator --restore.
     """
-    with connected(coordinator) as client:
+    with connected(coordinator) as job:
         chosen = str(Path(folder).absolute()) if folder else ""
-        found, models = patiently("restoring", lambda: client.restore_checkpoint(chosen))
-    tell({"folder": found, "models": models}, f"restored {', '.join(models) or 'nothing'} from {found}", as_json)
+        found = patiently("restoring", lambda: job.restore(chosen))
+    tell(asdict(found), f"restored {', '.join(found.models) or 'nothing'} from {found.folder}", as_json)
 
 
 @main.command()

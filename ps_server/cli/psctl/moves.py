@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import click
 from rich.filesize import decimal
 
-from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.client.coordinator_streams import MoveStream
+from ps_protocol.client.admin import AdminClient, MoveSummary
 from ps_protocol.cluster.view import MoveProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output.facts import output_option, say, tell
@@ -86,7 +86,11 @@ def move(
     if not to and not balance:
         raise click.UsageError("give --to N, or --balance")
     facts, text = _run(
-        coordinator, lambda client: client.move(to, (), model or "", variable or "", batch_mb * MB), as_json
+        coordinator,
+        lambda job, show: job.move(
+            to, model=model or "", variable=variable or "", batch_bytes=batch_mb * MB, on_progress=show
+        ),
+        as_json,
     )
     tell(facts, text, as_json)
 
@@ -101,7 +105,11 @@ def move(
 @output_option()
 def drain(coordinator: str, shards: tuple[int, ...], to: tuple[int, ...], batch_mb: int, as_json: bool) -> None:
     """Move everything off some shards."""
-    facts, text = _run(coordinator, lambda client: client.move(to, shards, batch_bytes=batch_mb * MB), as_json)
+    facts, text = _run(
+        coordinator,
+        lambda job, show: job.drain(shards, to=to, batch_bytes=batch_mb * MB, on_progress=show),
+        as_json,
+    )
     one = len(shards) == 1
     named = f"shard{'' if one else 's'} {', '.join(map(str, shards))}"
     text = f"{text}\n{named} {'is' if one else 'are'} empty and can be stopped"
@@ -109,21 +117,23 @@ def drain(coordinator: str, shards: tuple[int, ...], to: tuple[int, ...], batch_
 
 
 def _run(
-    coordinator: str, ask: Callable[[CoordinatorClient], MoveStream], as_json: bool
+    coordinator: str, move: Callable[[AdminClient, Callable[[MoveProgress], None]], MoveSummary], as_json: bool
 ) -> tuple[dict[str, object], str]:
     """Show the progress of a move until its end, or until Ctrl-C; with ``as_json`` on stderr. Returns what it did."""
-    last, longest = MoveProgress(), 0.0
-    with connected(coordinator) as client:
-        stream = ask(client)
+    last = MoveProgress()
+
+    def show(progress: MoveProgress) -> None:
+        nonlocal last
+        last = progress
+        if last.batches:
+            say(
+                f"{_moved(last)} of {decimal(last.total_bytes)}; training paused for {last.pause_seconds:.2f} s",
+                err=as_json,
+            )
+
+    with connected(coordinator) as job:
         try:
-            for last in stream:
-                longest = max(longest, last.pause_seconds)
-                if last.batches:
-                    say(
-                        f"{_moved(last)} of {decimal(last.total_bytes)}; "
-                        f"training paused for {last.pause_seconds:.2f} s",
-                        err=as_json,
-                    )
+            done = move(job, show)
         except KeyboardInterrupt:
             note(
                 f"stopped: {_moved(last)} of {decimal(last.total_bytes)}; the current batch may still complete. "
@@ -131,16 +141,12 @@ def _run(
                 logging.WARNING,
             )
             sys.exit(_INTERRUPTED)
-        finally:
-            stream.cancel()
-    facts: dict[str, object] = {
-        "moved_bytes": last.moved_bytes,
-        "batches": last.batches,
-        "longest_pause_seconds": longest,
-    }
-    return facts, f"{_moved(last)}; longest pause {longest:.2f} s" if last.batches else "nothing had to move"
+    text = (
+        f"{_moved(done)}; longest pause {done.longest_pause_seconds:.2f} s" if done.batches else "nothing had to move"
+    )
+    return asdict(done), text
 
 
-def _moved(progress: MoveProgress) -> str:
+def _moved(progress: MoveProgress | MoveSummary) -> str:
     batches = f"{progress.batches} batch{'' if progress.batches == 1 else 'es'}"
     return f"moved {decimal(progress.moved_bytes)} in {batches}"

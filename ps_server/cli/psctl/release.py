@@ -21,7 +21,7 @@ model, those made before keep it. Workers may declare another model under the na
 @output_option()
 def release(coordinator: str, model: str, as_json: bool) -> None:
     """Drop a model that no worker uses."""
-    with connected(coordinator) as client:
-        size = client.release_model(model)
+    with connected(coordinator) as job:
+        size = job.release(model)
     facts: dict[str, object] = {"model": model, "released_bytes": size}
     tell(facts, f"model '{model}' is released: {decimal(size)} of values", as_json)

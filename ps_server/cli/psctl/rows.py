@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -43,18 +42,20 @@ def import_rows(
 ) -> None:
     """Write rows from files."""
     from ps_server.checkpoint.export.row_files import RowFile
-    from ps_server.cli.psctl.row_loader import RowLoader  # Imports compiled code, which other commands do not need.
 
-    with connected(coordinator) as client, ExitStack() as channels:
-        loader = RowLoader(client, model, table, channels)
+    with connected(coordinator) as job, job.row_loader(table, model) as loader:
         opened = [RowFile(path, loader.spec, with_state=not values_only) for path in files]
         total = sum(file.count for file in opened)
         with click.progressbar(length=total, label="rows", show_pos=True, file=sys.stderr if as_json else None) as bar:
-            written = loader.load(opened, bar.update, only_new=only_new)
+            for file in opened:
+                file.check_values()
+            for piece in (piece for file in opened for piece in file.pieces(loader.piece_rows)):
+                loader.write(piece.ids, piece.values, only_new=only_new)
+                bar.update(piece.ids.size)
     state = sum(file.with_state for file in opened)
     how = "with state" if state == len(opened) else "without state" if not state else "some with state"
     tell(
-        {"model": model, "table": table, "rows": written, "files": files, "files_with_state": state},
-        f"table {table}: {written} rows from {len(opened)} file{'s' if len(opened) > 1 else ''}, {how}",
+        {"model": model, "table": table, "rows": total, "files": files, "files_with_state": state},
+        f"table {table}: {total} rows from {len(opened)} file{'s' if len(opened) > 1 else ''}, {how}",
         as_json,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import asdict
 
 import click
 
-from ps_protocol.cluster.scaling import ScaleAsk, ScaleProgress
+from ps_protocol.cluster.scaling import ScaleProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output.facts import output_option, say, tell
 from ps_server.cli.psctl.output.notes import note
@@ -47,14 +48,17 @@ def scale(coordinator: str, workers: int | None, shards: int | None, timeout: fl
     if workers is None and shards is None:
         raise click.UsageError("give --workers N, --shards M, or both")
     last = ScaleProgress("")
-    with connected(coordinator) as client:
+
+    def show(progress: ScaleProgress) -> None:
+        nonlocal last
+        last = progress
+        if not last.done:
+            say(last.text, err=as_json)
+
+    with connected(coordinator) as job:
         try:
-            for last in client.scale(ScaleAsk(workers, shards), timeout):
-                if not last.done:
-                    say(last.text, err=as_json)
-            view = client.get_status().view
+            size = job.scale(workers=workers, shards=shards, timeout_seconds=timeout, on_progress=show)
         except KeyboardInterrupt:
             note(f"stopped: {last.text}. It stays wanted; the same command waits on", logging.WARNING)
             sys.exit(_INTERRUPTED)
-    facts = {"workers": sum(member.role.value == "worker" for member in view.members), "shards": len(view.used_shards)}
-    tell(facts, last.text, as_json)
+    tell(asdict(size), last.text, as_json)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ps_protocol.client.model_status import TableTotals
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.job_state import current_members, expiring, headline, job_state, note_of, time_text
 from ps_protocol.cluster.view import ClusterStatus, MemberStats, MemberStatus, Role
@@ -30,31 +30,6 @@ SHOWN_DECISIONS = 3
 
 WIDE = 80
 """Terminals with fewer columns get a table's most important numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableTotals:
-    """A table of one model, summed over the shards that answered."""
-
-    model: str
-    table: str
-    rows: int
-    #: Ids that have been used and have no row yet.
-    waiting: int
-    size_bytes: int
-    #: Not a sum: each shard counts every update.
-    updates: int
-    #: Since the start of each shard.
-    inserted: int
-    expired: int
-    evicted: int
-    #: The number of shards that hold a part of the model, and of those that answered.
-    shards: int
-    answered: int
-
-    def __str__(self) -> str:
-        unheard = "" if self.answered == self.shards else f" ({self.answered} of {self.shards} shards)"
-        return f"table {self.table}{unheard}"
 
 
 def elapsed_text(seconds: float) -> str:

@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from ps_protocol.client.model_status import TableTotals
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.view import (
     ClusterStatus,
@@ -24,7 +25,6 @@ from ps_server.cli.launcher.main import main as ps_run
 from ps_server.cli.psctl.main import main as psctl
 from ps_server.cli.psctl.output import facts
 from ps_server.cli.psctl.output.status_json import SCHEMA, schema_fields, status_json
-from ps_server.cli.status.text import TableTotals
 from ps_server.coordinator.main import main as coordinator
 from ps_server.shard.main import main as server
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from ps_protocol.client.row_loader import RowLoader
 from ps_protocol.errors import InvalidRequest, Unavailable
-from ps_server.cli.psctl.row_loader import RowLoader
 from tests.cli.launcher.fake_job import FakeJob, running_job
 from tests.coordinator.tables import model, table
 
@@ -80,8 +80,8 @@ def test_a_table_is_moved_by_name_and_a_drain_takes_its_buckets_along(job):
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        ((), "model 'net' has no tables at all; expected: a model with tables; actual: ads; remedy: correct --table"),
-        (("users",), "model 'net' has no table 'ads'; expected: users; actual: ads; remedy: correct --table"),
+        ((), "model 'net' has no tables at all; expected: a model with tables; actual: ads; remedy: correct the name"),
+        (("users",), "model 'net' has no table 'ads'; expected: users; actual: ads; remedy: correct the name"),
     ],
 )
 def test_rows_for_a_table_that_is_not_there_are_refused_with_what_is(monkeypatch, tables, says):

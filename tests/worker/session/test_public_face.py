@@ -47,6 +47,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "UnknownModel",
         "UnknownShard",
         "UnsupportedOptimizer",
+        "admin",
         "connect",
         "feed",
         "optimizers",

@@ -9,11 +9,11 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from ps_protocol.client.model_status import TableTotals
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.job_state import job_state
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, MemberStatus
 from ps_server.cli.psctl.output.facts import to_json
-from ps_server.cli.status.text import TableTotals
 
 SCHEMA = 1
 """Rises when a field goes away or changes its meaning. Fields are added within one number."""

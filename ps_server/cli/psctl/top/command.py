@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.client.admin import AdminClient
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.job_state import time_text
 from ps_protocol.errors import ConfigError, Unavailable
@@ -24,7 +24,6 @@ from ps_server.cli.psctl.top.keys import keys
 from ps_server.glance.job import glance_of
 from ps_server.page.needs import check_libraries
 
-CALL_SECONDS = 5.0
 POINTS = 60
 """Of each curve that the terminal shows a part of."""
 
@@ -50,22 +49,22 @@ def top(coordinator: str, interval: float, count: int | None) -> None:
     if not console.is_terminal:
         # A file has room for every column.
         console = Console(highlight=False, markup=False, emoji=False, width=NO_LIMIT)
-    with connected(coordinator) as client:
+    with connected(coordinator) as job:
         try:
             if console.is_terminal:
-                _live(client, console, interval, count)
+                _live(job, console, interval, count)
             else:
-                _print(client, console, interval, count)
+                _print(job, console, interval, count)
         except KeyboardInterrupt:
             return
 
 
-def _live(client: CoordinatorClient, console: Console, interval: float, count: int | None) -> None:
+def _live(job: AdminClient, console: Console, interval: float, count: int | None) -> None:
     shown, looks = Group(), 0
     with keys() as key, Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             try:
-                history = _look(client)
+                history = _look(job)
                 shown = glance_view(glance_of(history), history.curves, console.width, console.height)
                 live.update(shown, refresh=True)
             except Unavailable:
@@ -78,11 +77,11 @@ def _live(client: CoordinatorClient, console: Console, interval: float, count: i
     console.print(shown)
 
 
-def _print(client: CoordinatorClient, console: Console, interval: float, count: int | None) -> None:
+def _print(job: AdminClient, console: Console, interval: float, count: int | None) -> None:
     looks = 0
     while True:
         try:
-            history = _look(client)
+            history = _look(job)
             console.print(time_text(history.at_seconds))
             console.print(glance_view(glance_of(history), history.curves))
             if history.status.view.finished:
@@ -95,8 +94,8 @@ def _print(client: CoordinatorClient, console: Console, interval: float, count: 
         time.sleep(interval)
 
 
-def _look(client: CoordinatorClient) -> JobHistory:
-    return client.get_history(CALL_SECONDS, last_points=POINTS)
+def _look(job: AdminClient) -> JobHistory:
+    return job.history(last_points=POINTS)
 
 
 @click.command()
@@ -116,12 +115,12 @@ def report(coordinator: str, file: Path, title: str | None) -> None:
 
     The file opens in any browser, without a network and without this job. Needs torch-ps[page].
     """
-    with connected(coordinator) as client:
+    with connected(coordinator) as job:
         check_libraries("psctl report")
         # Its libraries are an extra of the package.
         from ps_server.page.report import report_html
 
-        history = client.get_history(CALL_SECONDS)
+        history = job.history()
         text = report_html(history, title or glance_of(history).job or "torch-ps job")
         partial = file.with_name(f"{file.name}.{os.getpid()}.part")
         try:

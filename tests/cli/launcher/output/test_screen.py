@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from ps_protocol.client.model_status import TableTotals
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.job_state import time_text
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, MemberStats, MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.output.screen import Screen
-from ps_server.cli.status.text import TableTotals, elapsed_text, status_line, status_tables
+from ps_server.cli.status.text import elapsed_text, status_line, status_tables
 
 
 def member(role: Role, index: int, incarnation: int = 1, gone: str = "", **stats) -> MemberStatus:

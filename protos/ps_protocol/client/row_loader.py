@@ -1,14 +1,15 @@
-"""Sends rows from files to the shards of a running job, each to the shard of its bucket."""
+"""Writes rows to a table of a running job, each to the shard of its bucket."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
@@ -16,12 +17,11 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InvalidRequest, ModelMoved, PsError, Retryable, Unavailable
 from ps_protocol.model.ids import split
 from ps_protocol.model.spec import ShardMap
-from ps_protocol.model.tables import TableSpec
+from ps_protocol.model.tables import Ids, TableSpec
 from ps_protocol.retry import SHARD, Attempts
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_ROWS_REQUESTS
-from ps_server.checkpoint.export.row_files import RowFile, Rows
 
 PIECE_BYTES = 8 << 20
 """Size of one write: one record in the log of each shard, between two updates."""
@@ -50,7 +50,7 @@ class RowLoader:
                 f"model '{model}' has no table '{table}'" if known else f"model '{model}' has no tables at all",
                 expected=", ".join(known) or "a model with tables",
                 actual=table,
-                remedy="correct --table, or give the right --model",
+                remedy="correct the name of the table, or give the right model",
             )
         self._table = known.index(table)
         self._membership = exits.enter_context(Membership.join(client, JoinSpec(Role.EVALUATOR), JOIN_SECONDS))
@@ -60,29 +60,34 @@ class RowLoader:
         """The table as it was declared."""
         return self._map.spec.tables[self._table]
 
-    def load(self, files: Sequence[RowFile], progress: Callable[[int], None], *, only_new: bool = False) -> int:
-        """Write the rows of ``files``; returns how many. ``progress`` is called with the number of rows of each write.
+    @property
+    def piece_rows(self) -> int:
+        """How many rows to write at once: PIECE_BYTES with their state, one record in the log of each shard."""
+        return max(1, PIECE_BYTES // (8 + 4 * self.spec.width))
 
-        ``only_new``: existing rows are not changed. All files are read once before the first write. Raises
-        InvalidRequest for NaN or infinity, Fenced; the errors of the shards, Unavailable, NotReady and StorageFull only
-        after a minute. Rows that were written remain; call it again to continue.
+    def check(self, ids: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+        """Raise InvalidRequest for rows that do not fit the table, or have NaN or infinity; nothing is written then."""
+        spec, rows = self.spec, ids.shape[0] if ids.ndim else 0
+        shapes = [(rows, spec.dim), (rows, spec.width)]
+        if ids.ndim != 1 or ids.dtype != np.int64:
+            raise self._wrong("ids", "int64 [n]", f"{ids.dtype} {list(ids.shape)}")
+        if values.shape not in shapes or values.dtype != np.float32:
+            expected = " or ".join(f"float32 {list(shape)}" for shape in dict.fromkeys(shapes))
+            raise self._wrong("values", expected, f"{values.dtype} {list(values.shape)}")
+        finite = np.isfinite(values).all(1)
+        if not finite.all():
+            raise self._wrong("values", "finite numbers", f"NaN or infinity in the row of id {ids[~finite][0]}")
+
+    def write(self, ids: Ids, values: npt.NDArray[np.float32], *, only_new: bool = False) -> None:
+        """Write rows that ``check`` has accepted, in one piece: ``piece_rows`` of them at most.
+
+        ``only_new``: existing rows are not changed. Raises Fenced; the errors of the shards, Unavailable, NotReady and
+        StorageFull only after a minute.
         """
-        for file in files:
-            file.check_values()
-        written = 0
-        for file in files:
-            width = self.spec.width if file.with_state else self.spec.dim
-            for piece in file.pieces(max(1, PIECE_BYTES // (8 + 4 * width))):
-                self._persistently(piece, with_state=file.with_state, only_new=only_new)
-                written += piece.ids.size
-                progress(piece.ids.size)
-        return written
-
-    def _persistently(self, piece: Rows, **how: bool) -> None:
         attempts = Attempts(SHARD.within(60.0))
         while True:
             try:
-                return self._send(piece, **how)
+                return self._send(ids, values, only_new=only_new)
             except (Retryable, ModelMoved) as error:
                 if (pause := attempts.pause_after(error)) is None:
                     raise
@@ -90,16 +95,25 @@ class RowLoader:
                 if isinstance(error, ModelMoved | Unavailable):
                     self._look()
 
+    def _wrong(self, what: str, expected: str, actual: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"the {what} do not fit table '{self.spec.name}'; nothing was written",
+            variable=self.spec.name,
+            expected=expected,
+            actual=actual,
+            remedy="give int64 ids [n] and float32 rows [n, dim], with or without the state of the row optimizer",
+        )
+
     def _look(self) -> ShardMap:
         """Fetch the shard map, and the addresses of the shards."""
         self._map = self._client.get_shard_map(self._model)
         self._members = self._client.get_status().view.live(Role.SHARD)
         return self._map
 
-    def _send(self, piece: Rows, *, with_state: bool, only_new: bool) -> None:
+    def _send(self, ids: Ids, values: npt.NDArray[np.float32], *, only_new: bool) -> None:
         """Send each shard its rows, all at once. Raises the first error after all have answered."""
         places = np.array(self._map.tables[self._table], np.int32)
-        order, counts = split(piece.ids, places, int(places.max()) + 1)
+        order, counts = split(ids, places, int(places.max()) + 1)
         self._membership.check()
         member = self._membership.member
         calls, begin = [], 0
@@ -115,11 +129,11 @@ class RowLoader:
                 epoch=self._map.epoch,
                 table=self._table,
                 rows=count,
-                with_state=with_state,
+                with_state=values.shape[1] != self.spec.dim,
                 only_new=only_new,
             )
             address = self._address(shard)
-            arrays = piece.ids[mine], piece.values[mine]
+            arrays = ids[mine], values[mine]
             requests = _requests(header, [memoryview(a.reshape(-1).view(np.uint8).data) for a in arrays])
             calls.append((f"shard {shard} at {address}", self._stub(address).future(requests, timeout=CALL_SECONDS)))
         errors = [error for peer, call in calls if (error := _failure(peer, call))]
