@@ -76,8 +76,8 @@ def test_with_a_cursor_it_goes_on_where_it_was(made, worker, tmp_path):
 @pytest.mark.parametrize(
     ("kept", "table", "part"),
     [
-        ("", "ads", "not a cursor file"),
-        ("3", "ads", "not a cursor file"),
+        ("", "ads", "cursor is damaged"),
+        ("3", "ads", "cursor is damaged"),
         (None, "adds", "has no table 'adds'"),
     ],
 )
