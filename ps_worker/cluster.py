@@ -131,7 +131,7 @@ class Cluster:
         (docs/codecs.md); shared memory does not use it. With ``overlap`` a step returns at once, and the exchange with
         the shards runs while the next gradients are computed. The parameters then lack this worker's own last push,
         which ssp bounds include. In sync, and in ssp(0), ``step`` waits as without it. With ``clip_grad_norm`` shards
-        clip gradients to this norm, over all of the model: in sync the mean over the workers (docs/gradients.md).
+        clip gradients to this norm, over all of the model: in sync the mean over the workers (docs/optimizers.md).
 
         The tables of embeddings in ``model`` are part of it, with row optimizers of their own. Where ``model`` is no
         module, they are found in ``module`` and the modules ``tables``. ``overlap`` is not possible with tables; see

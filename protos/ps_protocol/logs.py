@@ -80,7 +80,7 @@ LogEvent = Literal[
     "ray.hanging",
     "ray.scaled",
 ]
-"""What a record is about, for programs that act on records or count them. docs/logs.md says what each means."""
+"""What a record is about, for programs that act on records or count them. docs/monitoring.md says what each means."""
 
 OTHER, DEBUG, ERROR = "other", "debug", "error"
 """Of records of other libraries; of messages of level debug; of an exception that is no PsError."""

@@ -1,4 +1,4 @@
-"""Every record above debug names an event, and docs/logs.md lists the events. Costs 2 s of CPU."""
+"""Every record above debug names an event, and docs/monitoring.md lists the events. Costs 2 s of CPU."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ from ps_protocol.logs import EVENTS, LogEvent
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("ps_server", "ps_worker", "protos/ps_protocol")
-PAGE = ROOT / "docs" / "logs.md"
+PAGE = ROOT / "docs" / "monitoring.md"
 ABOVE_DEBUG = {"info", "warning", "error", "exception", "critical", "log"}
 
 
@@ -64,4 +64,4 @@ def test_every_event_is_logged_somewhere(modules):
 def test_the_page_explains_every_event():
     _, table = PAGE.read_text().split("<!-- events -->\n")
     rows = re.findall(r"^\| `([\w.]+)` \| \S.* \|$", table.partition("<!-- /events -->")[0], re.MULTILINE)
-    assert sorted(rows) == sorted(EVENTS), "docs/logs.md: one row for each event"
+    assert sorted(rows) == sorted(EVENTS), "docs/monitoring.md: one row for each event"

@@ -93,4 +93,4 @@ def _merged(entries: Iterable[HostEntry], where: str) -> tuple[HostEntry, ...]:
 
 
 def _refused(message: str, where: str, expected: str) -> ConfigError:
-    return ConfigError(f"{where}: {message}", expected=expected, remedy="correct it; see docs/hosts.md")
+    return ConfigError(f"{where}: {message}", expected=expected, remedy="correct it; see docs/deploy.md")

@@ -32,7 +32,7 @@ _OPTIONS = (
         "--hosts",
         metavar="HOST[:SLOTS],…",
         help="Run the job on these hosts over ssh: the coordinator on the first, shards in turn, as many workers on "
-        "each as it has slots (1 by default). Every host has the folder that ps-run is called in (docs/hosts.md).",
+        "each as it has slots (1 by default). Every host has the folder that ps-run is called in (docs/deploy.md).",
     ),
     click.option(
         "--hostfile",

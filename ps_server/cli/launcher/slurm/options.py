@@ -26,7 +26,7 @@ _OPTIONS = (
     click.option(
         "--slurm",
         is_flag=True,
-        help="This is one task of srun: run its processes of the job alone (docs/slurm.md).",
+        help="This is one task of srun: run its processes of the job alone (docs/deploy.md).",
     ),
     click.option(
         "--layout",
