@@ -18,6 +18,7 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.feed.cursor import Cursor, load_cursor, save_cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
+from ps_protocol.files import PUBLIC_MODE, replacing
 from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.tables import Ids
 from ps_protocol.security.roles import AccessRole
@@ -134,12 +135,10 @@ class TableCopy:
 
     def save(self, path: Path) -> None:
         """Save rows and cursor in one file, atomically."""
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-        with partial.open("wb") as file:
+        with replacing(path, PUBLIC_MODE, durable=False) as file:
             cursor = np.frombuffer(json.dumps(self.cursor).encode(), np.uint8)
             ids, rows = self._ids[: self._count], self._rows[: self._count]
             np.savez(file, ids=ids, rows=rows, cursor=cursor, checksum=_checksum(ids, rows, cursor))
-        partial.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.errors import ConfigError
+from ps_protocol.files import make_private_folder, replace_file
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.certs.authority import CERTIFICATE_DAYS, Authority, KeyedCertificate
-from ps_server.private_files import make_private_folder, open_private
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
@@ -120,10 +119,8 @@ class CertificateFolder:
         yield self._write(f"{name}.pem", pair.certificate)
 
     def _write(self, name: str, data: bytes) -> Path:
-        path, partial = self.path / name, self.path / f".{name}.{os.getpid()}.part"
-        with open_private(partial) as file:
-            file.write(data)
-        partial.replace(path)
+        path = self.path / name
+        replace_file(path, data)
         return path
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ps_protocol.errors import InternalError, StorageFull
+from ps_protocol.files import sync
 from ps_protocol.metrics.histogram import Histogram
 from ps_server.log.entries import Entry
-from ps_server.log.files import sync_folder, told_when_full
-from ps_server.log.folder import DataFolder
+from ps_server.log.folder import DataFolder, log_room
 from ps_server.log.head import HeadFile, LogHead
 from ps_server.log.messages import EntryWriter
 from ps_server.log.record import Header, copy_record, encode_record, record_bytes, write_at
@@ -248,7 +248,7 @@ class DurableLog:
         first, size_bytes = (segment.first, segment.size_bytes) if segment else (0, 0)
         self._head = replace(self._head, segment=first, segment_bytes=size_bytes, number=self._certain)
         self._head_file.write(self._head)
-        sync_folder(self._path)
+        sync(self._path)
         self._folder.holds_log()
 
     @property
@@ -328,7 +328,7 @@ class DurableLog:
         return self._preparing
 
     def _prepare(self) -> None:
-        with told_when_full(self._shard, self._path):
+        with log_room(self._shard, self._path):
             self._segments.prepare(self.segment_bytes)
 
     def _room_for(self, size: int) -> _Open:

@@ -7,16 +7,16 @@ import os
 import shutil
 import threading
 import uuid
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from ps_protocol.errors import ConfigError, DamagedData
+from ps_protocol.files import FILE_MODE, FOLDER_MODE, full_disk, make_private_folder, replace_file, sync
 from ps_protocol.logs import EventLogger
 from ps_protocol.records import fields_of
 from ps_protocol.sealed import load, seal
-from ps_server.log.files import replace_file, sync_folder, writable_folder
-from ps_server.private_files import FILE_MODE, FOLDER_MODE, close_to_others
 
 logger = EventLogger(__name__)
 
@@ -66,8 +66,7 @@ class DataFolder:
         of a newer version, or damaged.
         """
         path = root / f"shard-{shard}"
-        writable_folder(path)
-        close_to_others(path)
+        _make_writable(path)
         lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,7 +141,7 @@ class DataFolder:
         if self.identity.copy == SETTING_ASIDE:
             for part in parts:
                 part.rename(self._aside / part.name)
-            sync_folder(self.path)
+            sync(self.path)
             logger.warning("recovery.cut", "what %s held is set aside in %s", self.path, self._aside)
         elif self.identity.copy == COPYING:
             for part in parts:
@@ -158,6 +157,31 @@ class DataFolder:
 
     def _write(self) -> None:
         replace_file(self.path / _IDENTITY, seal(FORMAT, fields_of(self.identity)))
+
+
+def log_room(shard: int, folder: Path) -> AbstractContextManager[None]:
+    """In which a full disk is StorageFull: a log or a snapshot is written to ``folder``."""
+    return full_disk(
+        f"shard {shard} has no room for its log",
+        shard=str(shard),
+        expected="free space in the shard's data directory",
+        actual=str(folder),
+        remedy="free some space; pushes are accepted again as soon as there is room",
+    )
+
+
+def _make_writable(folder: Path) -> None:
+    """Make ``folder`` where it is missing, and check that files can be made there. Raises ConfigError."""
+    try:
+        make_private_folder(folder)
+        probe = folder / ".writable"
+        probe.touch(FILE_MODE)
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"the data directory {folder} cannot be written: {error.strerror}",
+            remedy="give --data-dir a folder this process may write",
+        ) from error
 
 
 def _read(path: Path, shard: int) -> FolderIdentity:

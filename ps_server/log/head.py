@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from ps_protocol.files import FILE_MODE
 from ps_protocol.records import fields_of
 from ps_protocol.sealed import SEAL_BYTES, load, seal, sealed
-from ps_server.private_files import FILE_MODE
 
 NAME = "head.json"
 FORMAT = 1

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ps_server.log.files import sync_folder
-from ps_server.private_files import FILE_MODE, make_private_folder
+from ps_protocol.files import FILE_MODE, make_private_folder, sync
 
 _ZEROS = memoryview(bytes(4 << 20))
 
@@ -115,7 +114,7 @@ class SegmentFolder:
             self.prepare(max(at_least_bytes, size_bytes))
             return self.begin(first, at_least_bytes, size_bytes)
         path = spare.rename(self.folder / f"{first:020}.log")
-        sync_folder(self.folder)
+        sync(self.folder)
         return os.open(path, os.O_RDWR), size
 
     def recycle(self, below: int, keep: int, size_bytes: int) -> None:

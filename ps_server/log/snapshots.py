@@ -16,11 +16,11 @@ import torch
 import xxhash
 
 from ps_protocol.errors import DamagedData
+from ps_protocol.files import FILE_MODE, make_private_folder, replace_file, sync
 from ps_protocol.model.payload_headers import BucketHeader, StateHeader
 from ps_protocol.sealed import load, seal
 from ps_protocol.v1 import log_pb2
 from ps_protocol.wire.convert.headers import bucket_headers_from_pb, bucket_headers_to_pb
-from ps_server.log.files import replace_file, sync_folder
 from ps_server.log.head import REMEDY
 from ps_server.log.manifest import (
     FORMAT,
@@ -38,7 +38,6 @@ from ps_server.log.record import write_at
 from ps_server.log.row_messages import read_buckets
 from ps_server.optimizers.state import StateEntry
 from ps_server.optimizers.state_bytes import describe, tensor_bytes
-from ps_server.private_files import FILE_MODE, make_private_folder
 from ps_server.state.blocks import Block
 from ps_server.tables.bucket_contents import BucketContents
 
@@ -153,7 +152,7 @@ class SnapshotWriter:
         snapshot = Snapshot(folder, number, through, log_goes_on, tuple(self._models))
         replace_file(self._folder / _MANIFEST, seal(FORMAT, _to_json(snapshot)))
         self._folder.rename(folder)
-        sync_folder(self._root)
+        sync(self._root)
         self._recycle(folder)
         return snapshot
 

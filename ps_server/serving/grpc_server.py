@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.files import PUBLIC_MODE, replace_file
 from ps_protocol.logs import EventLogger
 from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES, listen, new_server
 from ps_server.limits import LimitCounts, ServerLimits
@@ -145,9 +146,7 @@ def write_ready_file(path: Path, address: str) -> None:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "w") as pipe:
             pipe.write(address + "\n")
         return
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    partial.write_text(address + "\n")
-    partial.replace(path)
+    replace_file(path, f"{address}\n".encode(), PUBLIC_MODE, durable=False)
 
 
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:

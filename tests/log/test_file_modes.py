@@ -41,12 +41,6 @@ def test_a_shards_data_directory_with_log_and_snapshot_is_for_its_user_alone(tmp
     assert modes(tmp_path / "new") == {}
 
 
-def test_a_shards_folder_that_an_earlier_version_made_is_closed_to_others(tmp_path):
-    (tmp_path / "shard-0").mkdir(0o755)
-    DataFolder.open(tmp_path, 0).close()
-    assert (tmp_path / "shard-0").stat().st_mode & 0o777 == 0o700
-
-
 def test_a_journal_and_a_job_folder_are_for_their_user_alone(tmp_path):
     folder = JobFolder(tmp_path / "job")
     with Journal.open(tmp_path / "job") as journal:

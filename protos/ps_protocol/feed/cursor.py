@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +9,7 @@ from typing import Any, Self
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.files import PUBLIC_MODE, replace_file
 from ps_protocol.sealed import load, seal
 from ps_protocol.v1 import shard_pb2 as pb
 
@@ -75,9 +75,7 @@ class Cursors:
 
 def save_cursor(path: Path, cursor: Cursor) -> None:
     """Save ``cursor`` in the file ``path`` atomically."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    partial.write_bytes(seal(FORMAT, cursor))
-    partial.replace(path)
+    replace_file(path, seal(FORMAT, cursor), PUBLIC_MODE, durable=False)
 
 
 def load_cursor(path: Path) -> Cursor | None:

@@ -7,15 +7,16 @@ none arrives before it was sent, in either direction, so the shortest round trip
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.files import replacing
 from ps_protocol.text import printable
 from ps_protocol.tracing.clock import ClockReading
 from ps_protocol.tracing.rows import parts_of
@@ -73,18 +74,15 @@ def merge(paths: Sequence[Path], target: Path) -> list[str]:
         )
     files = [_open(path) for path in paths]
     alignments = align(files)
-    unfinished = target.with_name(f".{target.name}.new")
-    unfinished.touch(0o600)
-    with unfinished.open("w", encoding="ascii") as out:
+    with replacing(target, durable=False) as file, TextIOWrapper(file, "ascii") as out:
         out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         separator = ""
-        for number, file in enumerate(files, 1):
-            events = ProcessEvents(file.process, number, alignments[file.clock.name].offset_ns)
-            for line in chain(events.head(), *map(events.of, _records(file.path))):
+        for number, each in enumerate(files, 1):
+            events = ProcessEvents(each.process, number, alignments[each.clock.name].offset_ns)
+            for line in chain(events.head(), *map(events.of, _records(each.path))):
                 out.write(separator + line)
                 separator = ",\n"
         out.write("\n]}\n")
-    os.replace(unfinished, target)  # noqa: PTH105
     return [f"{_processes(files, name)}: {alignment}" for name, alignment in alignments.items()]
 
 

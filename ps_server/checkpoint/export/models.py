@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.files import sync
 from ps_protocol.model.spec import Variable
 from ps_server.checkpoint.export.parquet import libraries
 from ps_server.checkpoint.export.tables import RowFormat, export_tables
@@ -15,7 +16,6 @@ from ps_server.checkpoint.folder.files import (
     remove_tree,
     rename_folder,
     storage_errors,
-    sync_folder,
     write_file,
 )
 from ps_server.checkpoint.format.file_plan import INDEX_NAME, numbered
@@ -68,7 +68,7 @@ def export(
             _write(source, record, forms, partial)
             files = [partial / form.name for form in forms]
             files += export_tables(checkpoint, model, partial, max_file_bytes, rows)
-            sync_folder(partial)
+            sync(partial)
         except BaseException:
             remove_tree(partial)
             raise

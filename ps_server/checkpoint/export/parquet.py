@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_protocol.files import sync
 
 SUFFIX = ".parquet"
 Array = npt.NDArray[Any]
@@ -53,11 +53,7 @@ class ParquetFile:
     def close(self) -> None:
         """Complete the file and sync it to disk."""
         self._writer.close()
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(self._path)
 
 
 def open_parquet(path: Path) -> Any:

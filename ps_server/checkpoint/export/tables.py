@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from ps_protocol.files import sync
 from ps_server.checkpoint.export import parquet
 from ps_server.checkpoint.export.parquet import ParquetFile
 from ps_server.checkpoint.export.row_files import RowWriter, SafetensorsFile, file_form
-from ps_server.checkpoint.folder.files import output, sync_folder
+from ps_server.checkpoint.folder.files import output
 from ps_server.checkpoint.format.file_plan import model_folder, numbered
 from ps_server.checkpoint.format.table_columns import FOLDER
 from ps_server.checkpoint.read.checkpoint import Checkpoint
@@ -48,7 +49,7 @@ def export_tables(
                             writer.put(contents.ids, values[:, : spec.dim], values[:, spec.dim :])
                 yield path
     if specs:
-        sync_folder(folder / FOLDER)
+        sync(folder / FOLDER)
 
 
 def _groups(saved: SavedTable, max_file_bytes: int) -> list[list[int]]:

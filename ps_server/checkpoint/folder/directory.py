@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest
+from ps_protocol.files import sync
 from ps_server.checkpoint.folder.files import (
     MANIFEST_NAME,
     make_folder,
@@ -14,7 +15,6 @@ from ps_server.checkpoint.folder.files import (
     remove_file,
     remove_tree,
     storage_errors,
-    sync_folder,
 )
 from ps_server.checkpoint.format.manifest import read_manifest
 
@@ -52,7 +52,7 @@ def discard(folder: Path) -> None:
         raise ConfigError(f"{folder} is a checkpoint and stays", remedy="remove it by hand if you must")
     with storage_errors(folder):
         remove_tree(folder)
-        sync_folder(folder.parent)
+        sync(folder.parent)
 
 
 def prune(directory: Path, keep: int, spared: Path | None = None) -> list[Path]:
@@ -81,7 +81,7 @@ def prune(directory: Path, keep: int, spared: Path | None = None) -> list[Path]:
             remove_tree(folder)
     if gone:
         with storage_errors(directory):
-            sync_folder(directory)
+            sync(directory)
     return gone
 
 

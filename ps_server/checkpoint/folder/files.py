@@ -5,7 +5,6 @@ New data is synced before anything names it: files, then their folder, then the 
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import xxhash
 
-from ps_protocol.errors import ConfigError, StorageFull
-from ps_server.private_files import FILE_MODE, FOLDER_MODE
+from ps_protocol.errors import ConfigError
+from ps_protocol.files import FILE_MODE, FOLDER_MODE, full_disk, sync
 
 MANIFEST_NAME = "manifest.json"
 
@@ -61,8 +60,7 @@ def output(path: Path, size_bytes: int) -> Iterator[Output]:
 
     Bytes that are there stay: other processes write to the same file. It is as open as its folder. Raises OSError.
     """
-    mode = FILE_MODE | (path.parent.stat().st_mode & 0o066)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode_in(path.parent))
     try:
         # Not fallocate: on file systems without it, libc overwrites bytes of other processes with zeros.
         os.ftruncate(descriptor, size_bytes)
@@ -72,18 +70,15 @@ def output(path: Path, size_bytes: int) -> Iterator[Output]:
         os.close(descriptor)
 
 
+def mode_in(folder: Path) -> int:
+    """The mode of a new file in ``folder``: as open as that is. Raises OSError."""
+    return FILE_MODE | (folder.stat().st_mode & 0o066)
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a whole file and sync it. Raises OSError."""
     with output(path, len(data)) as file:
         file.write(memoryview(data), 0)
-
-
-def publish(path: Path, data: bytes) -> None:
-    """Create ``path`` with ``data`` atomically. Raises OSError."""
-    partial = path.with_name(path.name + ".partial")
-    write_file(partial, data)
-    partial.rename(path)
-    sync_folder(path.parent)
 
 
 def make_folder(path: Path) -> bool:
@@ -95,7 +90,7 @@ def make_folder(path: Path) -> bool:
         path.mkdir(FOLDER_MODE | (path.parent.stat().st_mode & 0o070))
     except FileExistsError:
         return False
-    sync_folder(path.parent)
+    sync(path.parent)
     return True
 
 
@@ -120,7 +115,7 @@ def make_folders(path: Path) -> None:
 def rename_folder(path: Path, target: Path) -> None:
     """Rename a folder to its final name; ``target`` does not exist or is empty. Raises OSError."""
     path.rename(target)
-    sync_folder(target.parent)
+    sync(target.parent)
 
 
 def remove_file(path: Path) -> None:
@@ -129,7 +124,7 @@ def remove_file(path: Path) -> None:
         path.unlink()
     except FileNotFoundError:
         return
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def remove_tree(path: Path) -> None:
@@ -142,30 +137,16 @@ def remove_tree(path: Path) -> None:
     path.rmdir()
 
 
-def sync_folder(path: Path) -> None:
-    """Sync the entries of the folder ``path`` to disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
 def storage_errors(path: Path, who: str = "") -> Iterator[None]:
     """Turn OSError into StorageFull when there is no room, into ConfigError otherwise."""
+    remedy = "free some space, or keep fewer checkpoints; those that are complete stay as they are"
     try:
-        yield
+        with full_disk(f"no room to write the checkpoint at {path}", shard=who, remedy=remedy):
+            yield
     except OSError as error:
-        where = error.filename or path
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(
-                f"no room to write the checkpoint at {where}: {error.strerror}",
-                shard=who,
-                remedy="free some space, or keep fewer checkpoints; those that are complete stay as they are",
-            ) from error
         raise ConfigError(
-            f"the checkpoint files at {where} cannot be used: {error.strerror}",
+            f"the checkpoint files at {error.filename or path} cannot be used: {error.strerror}",
             shard=who,
             remedy="give a checkpoint directory that the coordinator and every shard can read and write",
         ) from error

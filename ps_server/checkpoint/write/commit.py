@@ -9,8 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest
+from ps_protocol.files import replace_file, sync
 from ps_protocol.model.spec import ShardMap
-from ps_server.checkpoint.folder.files import MANIFEST_NAME, checksum, publish, storage_errors, sync_folder, write_file
+from ps_server.checkpoint.folder.files import MANIFEST_NAME, checksum, mode_in, storage_errors, write_file
 from ps_server.checkpoint.format.file_plan import INDEX_NAME, model_folder
 from ps_server.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest, read_seal
 from ps_server.checkpoint.format.pieces import FileRecord
@@ -48,8 +49,8 @@ def commit(
                 actual=f"{len(data)} bytes",
                 remedy="declare fewer and larger variables, or several jobs",
             )
-        publish(folder / MANIFEST_NAME, data)
-        sync_folder(folder.parent)
+        replace_file(folder / MANIFEST_NAME, data, mode_in(folder))
+        sync(folder.parent)
     return manifest
 
 
@@ -126,6 +127,6 @@ def _with_index(folder: Path, model: ModelRecord) -> ModelRecord:
     values = [piece for piece in model.pieces if not piece.state]
     index = index_json({p.variable: p.file for p in values}, sum(p.nbytes for p in values))
     write_file(folder / model.folder / INDEX_NAME, index)
-    sync_folder(folder / model.folder)
+    sync(folder / model.folder)
     record = FileRecord(INDEX_NAME, len(index), len(index), checksum(index))
     return replace(model, files=(*model.files, record))

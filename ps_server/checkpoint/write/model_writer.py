@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.files import sync
 from ps_protocol.model.layout import Layout, SliceSpan
 from ps_protocol.model.spec import DType
-from ps_server.checkpoint.folder.files import Output, checksum, make_folder, output, storage_errors, sync_folder
+from ps_server.checkpoint.folder.files import Output, checksum, make_folder, output, storage_errors
 from ps_server.checkpoint.format.file_plan import ValueFiles, model_folder, state_file, state_name
 from ps_server.checkpoint.format.pieces import FileRecord, Piece
 from ps_server.checkpoint.format.record import Facts, ShardPart
@@ -67,7 +68,7 @@ def write_part(
         writer = _PartWriter(target, layout, progress)
         writer.write(values, state)
         written = _write_tables(folder, layout, tables)
-        sync_folder(target)
+        sync(target)
     files = (*writer.records, *(record for _, record in written))
     parts = tuple(part for part, _ in written)
     return ShardPart(model, layout.shard, layout.shard_map.epoch, facts, files, tuple(writer.pieces), parts)

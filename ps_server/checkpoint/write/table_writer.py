@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ps_protocol.files import sync
 from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.tables import Ids
@@ -18,7 +19,6 @@ from ps_server.checkpoint.folder.files import (
     make_folders,
     output,
     storage_errors,
-    sync_folder,
 )
 from ps_server.checkpoint.format import table_columns as form
 from ps_server.checkpoint.format.file_plan import model_folder
@@ -55,7 +55,7 @@ def write_table(folder: Path, layout: Layout, copy: TableCapture) -> tuple[Table
             for column, ids in ((form.DELETED, copy.deleted), (form.WAITING_DELETED, copy.waiting_deleted)):
                 columns.put(column, ids[_Order(ids, spec.buckets).all])
             pieces = columns.end()
-        sync_folder((target / name).parent)
+        sync((target / name).parent)
     record = FileRecord(name, file_form.size_bytes, len(file_form.head), checksum(file_form.head))
     return TablePart(spec.name, layout.shard, copy.updates, copy.base, name, pieces), record
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.files import FILE_MODE, make_private_folder
 from ps_server.coordinator.persistence.journal import FILE_NAME as JOURNAL
-from ps_server.private_files import FILE_MODE, make_private_folder
 
 RUN_FOLDERS = "torch-ps-run-"
 """Prefix of the temporary folders of ps-run, and of its program on other hosts (``OwnFolder``)."""

@@ -15,6 +15,7 @@ import click
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.scaling import MOST_RANKS, WorkerRange
 from ps_protocol.errors import ConfigError
+from ps_protocol.files import OwnFolder
 from ps_protocol.flags import flags
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
@@ -52,7 +53,6 @@ from ps_server.cli.options.storage import Durability, StorageConfig, StorageOpti
 from ps_server.cli.options.workers import WORKERS
 from ps_server.coordinator.membership.admission import MOST_SHARDS
 from ps_server.limits import JobLimits, ServerLimits, ShardLimits
-from ps_server.private_files import OwnFolder
 from ps_server.serving.metrics import metrics_option, parse_port
 from ps_server.settings import PortOption, configured, given_settings, options
 

@@ -16,6 +16,7 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.worker_requests import LostServer, Wanted, WorkerRequests
 from ps_protocol.cluster.view import ClusterStatus, Role
 from ps_protocol.errors import PsError
+from ps_protocol.files import OwnFolder, open_private
 from ps_protocol.launch.commands import SHARD
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
@@ -48,7 +49,6 @@ from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
 from ps_server.cli.launcher.programs import ASKS_FOR_WORKERS, ASKS_LAUNCHER, Programs
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
-from ps_server.private_files import OwnFolder, open_private
 
 if TYPE_CHECKING:
     from ps_server.certs.folder import CertificateFolder

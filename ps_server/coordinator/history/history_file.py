@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import math
-import os
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,9 +16,9 @@ from typing import Any, TypeVar
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves
 from ps_protocol.errors import DamagedData
+from ps_protocol.files import replace_file
 from ps_server.coordinator.event_log import EVENTS, TEXT_CHARACTERS
 from ps_server.coordinator.history.curve_book import NAMES, POINTS
-from ps_server.private_files import open_private
 
 FILE = "history.json"
 
@@ -97,12 +96,7 @@ class HistoryFile:
 
     def write(self, saved: SavedHistory) -> None:
         """Replace the file whole. Raises OSError. From any thread, one at a time."""
-        partial = self.path.with_suffix(".part")
-        with open_private(partial) as file:
-            file.write(encode(saved))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path)
+        replace_file(self.path, encode(saved))
 
 
 def _packed(values: Any) -> str:

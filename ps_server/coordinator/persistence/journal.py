@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Self
 
 from ps_protocol.errors import ConfigError, DamagedData, Unavailable
+from ps_protocol.files import make_private_file, make_private_folder, open_private
 from ps_protocol.logs import EventLogger
 from ps_server.coordinator.persistence import witness
 from ps_server.coordinator.persistence.lineage import Lineage, digest_of, sum_of
 from ps_server.coordinator.persistence.witness import Witness, WitnessRecord
-from ps_server.private_files import make_private_file, make_private_folder, open_private
 
 logger = EventLogger(__name__)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ps_protocol.files import replace_file
 from ps_protocol.security.security import Security
-from ps_server.private_files import open_private
 
 if TYPE_CHECKING:
     from ps_protocol.security.session import SessionSigner
@@ -28,10 +27,5 @@ def session_signer(security: Security, folder: Path | None) -> SessionSigner | N
         return SessionSigner()
     path = folder / FILE
     if not path.exists():
-        partial = path.with_suffix(".part")
-        with open_private(partial) as file:
-            file.write(SessionSigner().private_key)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        replace_file(path, SessionSigner().private_key)
     return SessionSigner.read(path)

@@ -14,8 +14,7 @@ from ps_protocol.logs import EventLogger
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.log.durable import DurableLog, Saved
 from ps_server.log.entries import MemoryLog, UpdateLog
-from ps_server.log.files import told_when_full
-from ps_server.log.folder import DataFolder
+from ps_server.log.folder import DataFolder, log_room
 from ps_server.log.recovery import recover
 from ps_server.shard.durability.record_ages import SAMPLE_SECONDS, RecordAges
 from ps_server.shard.durability.snapshotter import SnapshotSource, Snapshotter
@@ -51,7 +50,7 @@ class Storage:
         """Take the directory and recover what it holds. Raises ConfigError, DamagedData, StorageFull, OSError."""
         storage = cls(executor, config)
         if config.data_dir is not None and config.durability is not Durability.MEMORY:
-            with told_when_full(shard, config.data_dir):
+            with log_room(shard, config.data_dir):
                 await storage._open(shard, config.data_dir)
         return storage
 
@@ -144,7 +143,7 @@ class Storage:
         if self._folder is None or self._durable is None:
             return False
         self._durable.writer = incarnation
-        with told_when_full(self._folder.identity.shard, self._folder.path):
+        with log_room(self._folder.identity.shard, self._folder.path):
             self._folder.belongs_to(incarnation)
         self.take_snapshots(models)
         return True

@@ -8,7 +8,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from ps_server.private_files import OwnFolder
+from ps_protocol.files import OwnFolder
 
 logger = logging.getLogger(__name__)
 

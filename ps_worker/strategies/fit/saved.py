@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ps_protocol.errors import DamagedData
+from ps_protocol.files import PUBLIC_MODE, replacing
 
 _KEYS = {"model", "optimizer", "scheduler", "scaler", "history"}
 
@@ -16,17 +16,8 @@ _KEYS = {"model", "optimizer", "scheduler", "scaler", "history"}
 def write(path: Path, contents: dict[str, Any]) -> None:
     """Replace ``path``. After the return it survives a power failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
+    with replacing(path, PUBLIC_MODE) as file:
         torch.save(contents, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, PsError, StorageFull
+from ps_protocol.files import OwnFolder, open_private
 from ps_protocol.launch.child import Child
 from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
@@ -41,7 +42,6 @@ from ps_server.cli.launcher.hosts.messages import (
 from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder
 from ps_server.cli.launcher.place import ThisMachine
 from ps_server.cli.launcher.signals import SignalPipe
-from ps_server.private_files import OwnFolder, open_private
 
 FIRST_SILENCE_SECONDS = 60.0
 """How long it waits for the first message; that one sets the limit from then on."""

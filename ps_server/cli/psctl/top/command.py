@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ps_protocol.client.admin import AdminClient
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.job_state import time_text
 from ps_protocol.errors import ConfigError, Unavailable
+from ps_protocol.files import PUBLIC_MODE, replace_file
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output.facts import say
 from ps_server.cli.psctl.output.notes import note
@@ -122,11 +122,8 @@ def report(coordinator: str, file: Path, title: str | None) -> None:
 
         history = job.history()
         text = report_html(history, title or glance_of(history).job or "torch-ps job")
-        partial = file.with_name(f"{file.name}.{os.getpid()}.part")
         try:
-            partial.write_text(text)
-            partial.replace(file)
+            replace_file(file, text.encode(), PUBLIC_MODE, durable=False)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
     say(f"{file}: {len(text) / 1e6:.2f} MB")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import Unavailable
+from ps_protocol.files import PUBLIC_MODE, replace_file
 from ps_server.coordinator.elasticity.engines.base import SHARDS, WORKERS
 
 
@@ -40,10 +41,8 @@ class RequestFile:
         self._number += 1
         plain = {"number": self._number, "workers": self._workers, "ranks": list(ranks)}
         text = json.dumps(plain | ({"run": self._run} if self._run else {}))
-        part = self._path.with_name(f"{self._path.name}.part")
         try:
-            part.write_text(text)
-            part.replace(self._path)
+            replace_file(self._path, text.encode(), PUBLIC_MODE, durable=False)
         except OSError as error:
             raise Unavailable(f"the request for workers cannot be written: {error}", remedy="see --engine") from error
         return f"request {self._number} is in {self._path}"

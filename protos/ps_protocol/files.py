@@ -1,18 +1,25 @@
-"""Folders and files for their own user alone: what servers keep, and what is gone with its process."""
+"""Files and folders: private to their user, replaced in one step, and on the disk before anything counts on them."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from ps_protocol.errors import StorageFull
+
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+
+PUBLIC_MODE = 0o666
+"""Of a file that is as open as the umask of its process allows."""
 
 _MARK = "made-by-torch-ps"
 
@@ -24,12 +31,6 @@ def make_private_folder(path: Path) -> None:
     path.mkdir(FOLDER_MODE, exist_ok=True)
 
 
-def close_to_others(folder: Path) -> None:
-    """Take a folder that an earlier version made away from other users; one of another owner stays. Raises OSError."""
-    with suppress(PermissionError):
-        folder.chmod(FOLDER_MODE)
-
-
 def open_private(path: Path, buffering: int = -1) -> BinaryIO:
     """Open ``path`` to be written from its beginning; one that is made is for this user alone. Raises OSError."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE), "wb", buffering)
@@ -39,6 +40,65 @@ def make_private_file(path: Path) -> None:
     """Make an empty file; one that exists is not opened, and stays as it is. Raises OSError."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+
+
+def replace_file(path: Path, data: bytes, mode: int = FILE_MODE, *, durable: bool = True) -> None:
+    """Replace the content of the file ``path`` by ``data``, as ``replacing``. Raises OSError."""
+    with _partial(path, mode, durable=durable) as descriptor:
+        written = 0
+        while written < len(data):
+            written += os.pwrite(descriptor, data[written:], written)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = FILE_MODE, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to be written, which takes the place of ``path`` in one step at the end of the block.
+
+    A reader finds the old content or the new, and the old stays where the block raises. ``durable``: the new content
+    survives a loss of power from then on. Raises OSError.
+    """
+    with _partial(path, mode, durable=durable) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
+        yield file
+
+
+@contextmanager
+def _partial(path: Path, mode: int, *, durable: bool) -> Iterator[int]:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        try:
+            yield descriptor
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        partial.rename(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the entries of a folder, on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def full_disk(what: str, *, shard: str = "", expected: str = "", actual: str = "", remedy: str) -> Iterator[None]:
+    """Raise StorageFull with these texts in place of an OSError that says that there is no space; others pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        text = f"{what}: {error.strerror}"
+        raise StorageFull(text, shard=shard, expected=expected, actual=actual, remedy=remedy) from error
 
 
 class OwnFolder:
