@@ -13,7 +13,7 @@ from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Kind
 from ps_worker.memory.plan import FlatPlan
-from ps_worker.step.alternating import Gradients
+from ps_worker.step.gradients import Gradients
 from ps_worker.step.pipeline import StepPipeline
 
 logger = EventLogger("ps_worker")
@@ -116,7 +116,7 @@ class GradientBuckets:
                 return
             if not self._pipeline.may_stage():
                 return
-            self._gradients.gather(number)
+            self._gradients.pushed.gather(number)
             self._taken[number] = grad, grad._version
             for bucket in self._of[number]:
                 bucket.waiting.discard(number)

@@ -1,11 +1,17 @@
-"""The memory that pushes are sent from: gradients and buffer values in the layout of each shard's region."""
+"""The memory that pushes are sent from: gradients and buffer values in the layout of each shard's region.
+
+``Gradients`` is what a model has: one memory, or two in turn, so that the next gradients are computed where nothing is
+sent.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +28,6 @@ from ps_worker.memory.parked import ParkedGradients
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.memory.users import expected_users, users
 from ps_worker.model.bindings import Bindings
-from ps_worker.step.gradient_views import Views, slice_views, whole_views
 from ps_worker.tables.update import RowUpdate
 
 _SMALL_BYTES = 64 << 10
@@ -30,15 +35,12 @@ _IN_NUMPY = frozenset({torch.float32, torch.float64})
 
 
 class GradientBuffers:
-    """Called from the training thread only.
+    """One memory; used by one thread at a time.
 
     A shard's block is memory of this worker, or a shared segment that the shard applies gradients from. When the block
     is replaced, its content is copied. Gradients are copied into it, unless they are there already
     (``keep_in_place``).
     """
-
-    #: Segments of a shard for this memory, and the number of the one that a push is in.
-    segments = segment = 1
 
     def __init__(self, plan: FlatPlan, bindings: Bindings, *, mappable: bool = False) -> None:
         """``mappable``: its memory is in segments, where the system has them, so that gradients can be ``parked``."""
@@ -50,7 +52,7 @@ class GradientBuffers:
         self._mirrored = any(device != HOST for device in self._devices)
         self._blocks: list[FlatMemory | None] = [None] * len(plan.layouts)
         #: For each variable, its slices here and the rows of each.
-        self._views: Views = [[] for _ in plan.variables]
+        self._views: list[list[torch.Tensor]] = [[] for _ in plan.variables]
         self._rows: list[list[Range]] = [[] for _ in plan.variables]
         #: For each parameter, its view where it is in one run of bytes.
         self._whole: list[torch.Tensor | None] = []
@@ -139,16 +141,15 @@ class GradientBuffers:
         """
         if None in self._blocks:
             self._place_all()
-        self._part_kept()
-        absent = () if self._all_in_place() else self._copy_in(done)
+        if self._parked:
+            self._part_kept()
+        # Whether all are in this memory takes less than half the time of looking at each.
+        gradients = map(operator.attrgetter("grad"), self._bindings.parameters)
+        in_place = self._no_split and all(map(operator.is_, gradients, self._whole))
+        absent = () if in_place else self._copy_in(done)
         for shard, layout in enumerate(self._plan.layouts if self._mirrored else ()):
             self._block(shard).to_host((0, layout.parameter_bytes))
         return absent
-
-    def _all_in_place(self) -> bool:
-        """Whether every parameter has a gradient, and in this memory. Less than half the time of looking at each."""
-        gradients = map(operator.attrgetter("grad"), self._bindings.parameters)
-        return self._no_split and all(map(operator.is_, gradients, self._whole))
 
     def _copy_in(self, done: Container[int]) -> tuple[int, ...]:
         targets, sources, absent = [], [], []
@@ -190,12 +191,12 @@ class GradientBuffers:
         for shard, layout in enumerate(self._plan.layouts if self._mirrored else ()):
             self._block(shard).to_host((layout.parameter_bytes, layout.region_bytes))
 
-    def keep_in_place(self, *, pushing: bool = False) -> None:
+    def keep_in_place(self) -> None:
         """Make every ``param.grad`` a view of this memory where possible, with unspecified values.
 
-        Gradients that backward accumulates there are pushed without a copy. ``pushing``: does nothing.
+        Gradients that backward accumulates there are pushed without a copy.
         """
-        for parameter, whole in zip(self._bindings.parameters, () if pushing else self._whole, strict=not pushing):
+        for parameter, whole in zip(self._bindings.parameters, self._whole, strict=True):
             if parameter.grad is not None and whole is not None and not parameter.grad.is_sparse:
                 parameter.grad = whole
 
@@ -342,10 +343,10 @@ class GradientBuffers:
     def _bind(self) -> None:
         """Make all views of the present memory; gradients that were views become views of it too."""
         self._arenas, parameters = None, self._bindings.parameters
-        self._views, self._rows = slice_views(self._plan, self._blocks, self._devices)
+        self._view_slices()
         old = self._whole or [None] * len(parameters)
         old = [self._in_place.get(number, before) for number, before in enumerate(old)]
-        self._whole = whole_views(self._plan, self._blocks, self._devices[: len(parameters)], self._views)
+        self._whole = [self._whole_view(number) for number in range(len(parameters))]
         self._no_split = all(view is not None for view in self._whole)
         for number, (before, after) in enumerate(zip(old, self._whole, strict=True)):
             if before is not None and after is not None and parameters[number].grad is before:
@@ -353,3 +354,121 @@ class GradientBuffers:
                 self._in_place.pop(number, None)
         if not self._moved:
             self._in_place.clear()
+
+    def _view_slices(self) -> None:
+        """Find each variable's slices that have a block, in the order of its rows."""
+        found: list[list[tuple[Range, torch.Tensor]]] = [[] for _ in self._plan.variables]
+        for layout, block in zip(self._plan.layouts, self._blocks, strict=True):
+            if block is None:
+                continue
+            for span in layout.slices:
+                number = span.slice.variable
+                view = block.view(self._devices[number], span.begin, span.variable.dtype, span.shape)
+                found[number].append(((span.slice.row_begin, span.slice.row_end), view))
+        for slices in found:
+            slices.sort(key=lambda pair: pair[0])
+        self._views = [[view for _, view in slices] for slices in found]
+        self._rows = [[rows for rows, _ in slices] for slices in found]
+
+    def _whole_view(self, number: int) -> torch.Tensor | None:
+        """The view of a whole parameter: that of its only slice, or another one over slices that are neighbours.
+
+        None: it is not in one run of bytes, or has no block.
+        """
+        if number not in self._plan.unparted:
+            return None
+        shard, (begin, _) = self._plan.unparted[number]
+        if (block := self._blocks[shard]) is None:
+            return None
+        variable, slices = self._plan.variables[number], self._views[number]
+        if len(slices) == 1:
+            return slices[0]
+        return block.view(self._devices[number], begin, variable.dtype, variable.shape)
+
+
+@dataclass(slots=True)
+class _Missed:
+    """What happened while the training thread used a memory, to be done before it is used again."""
+
+    plan: FlatPlan | None = None
+    segments: dict[int, SharedMemory] = field(default_factory=dict)
+
+
+class Gradients:
+    """The memory of one model's gradients; two, where exchanges overlap with the computation of the next gradients.
+
+    The push under way is in ``pushed``, which belongs to the thread that makes the exchange. That calls ``place`` and
+    ``lay_out``, too; the training thread has everything between exchanges. With two memories ``keep_in_place`` makes
+    gradients views of the other one. A gradient in the memory of a push is parked: the user has its values and may
+    write them. A gradient that somebody else uses stays the tensor that it is, and is copied.
+    """
+
+    def __init__(self, plan: FlatPlan, bindings: Bindings, *, doubled: bool = False) -> None:
+        """``doubled``: two memories; all parameters are on the CPU."""
+        self._memories = [GradientBuffers(plan, bindings, mappable=doubled) for _ in range(1 + doubled)]
+        #: The memory of the last push.
+        self.pushed = self._memories[0]
+        #: Segments of a shard for these memories, and the number of the one that a push is in, from 1.
+        self.segments, self.segment = len(self._memories), 1
+        #: Number of the memory that gradients are kept in.
+        self._kept = 0
+        self._missed = [_Missed() for _ in self._memories]
+        self._lock = threading.Lock()
+
+    # -- the training thread
+
+    def keep_in_place(self, *, pushing: bool = False) -> None:
+        """Make gradients views of memory that they are pushed from without a copy, where possible.
+
+        Their values are unspecified then. ``pushing``: the last push may be under way; with one memory this does
+        nothing.
+        """
+        if len(self._memories) == 1:
+            if not pushing:
+                self.pushed.keep_in_place()
+            return
+        if pushing and self._kept == self.segment - 1:
+            self._kept = 2 - self.segment
+        memory = self._caught_up(self._kept)
+        if memory.may_park:
+            memory.keep_unheld_in_place(self._memories[1 - self._kept])
+
+    def collect(self, done: Container[int] = ()) -> tuple[int, ...]:
+        """As ``GradientBuffers.collect``. No exchange is under way."""
+        if len(self._memories) > 1:
+            if not done:
+                held = self._caught_up(self._kept).are_held()
+                self.segment = 1 + (1 - self._kept if held else self._kept)
+            self.pushed = self._caught_up(self.segment - 1)
+        return self.pushed.collect(done)
+
+    def make_views_again(self) -> None:
+        """As ``GradientBuffers.make_views_again``. No exchange is under way."""
+        for number in range(len(self._memories)):
+            self._caught_up(number).make_views_again()
+
+    def _caught_up(self, number: int) -> GradientBuffers:
+        with self._lock:
+            missed, self._missed[number] = self._missed[number], _Missed()
+        memory = self._memories[number]
+        if missed.plan is not None:
+            memory.lay_out(missed.plan)
+        for shard, segment in missed.segments.items():
+            memory.place(shard, segment)
+        return memory
+
+    # -- the thread that makes the exchange
+
+    def place(self, shard: int, *segments: SharedMemory) -> None:
+        """Use a shard's ``segments``, one for each memory, from now on; none: memory of this worker."""
+        self.pushed.place(shard, *segments[self.segment - 1 : self.segment])
+        for number, segment in enumerate(segments):
+            if number != self.segment - 1:
+                with self._lock:
+                    self._missed[number].segments[shard] = segment
+
+    def lay_out(self, plan: FlatPlan) -> None:
+        """As ``GradientBuffers.lay_out``."""
+        self.pushed.lay_out(plan)
+        with self._lock:
+            self._missed = [_Missed(None if memory is self.pushed else plan) for memory in self._memories]

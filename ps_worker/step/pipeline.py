@@ -28,8 +28,8 @@ from ps_worker.model.optimizer_state import StateByNumber, join_state, split_sta
 from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.reporting import WaitReason
 from ps_worker.session.session import Session
-from ps_worker.step.alternating import Gradients
 from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS, FirstValues
+from ps_worker.step.gradients import Gradients
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.step.summary import PLAIN, Outcome, StepPush, StepSummary, StreamPosition, Style
 from ps_worker.tables.initial import InitialRows

@@ -20,9 +20,9 @@ from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import Declaration
 from ps_worker.model.stray_buffers import ForwardWritten, StrayBuffers
 from ps_worker.session.session import Session
-from ps_worker.step.alternating import gradients_of
 from ps_worker.step.assigned_values import AssignedValues, digest
 from ps_worker.step.gradient_buckets import GradientBuckets
+from ps_worker.step.gradients import Gradients
 from ps_worker.step.overlap import Overlap
 from ps_worker.step.pipeline import StepPipeline
 from ps_worker.step.summary import StepPush, StepSummary, Style, nonfinite_gradient
@@ -79,7 +79,9 @@ class RemoteModel:
         shard_map = session.declare(self.spec)
         doubled = style.overlap and style.wire == RAW
         self._flat = FlatModel(declaration.bindings, shard_map, doubled=doubled)
-        self._gradients = gradients_of(self._flat, declaration.bindings, changed=bool(self.spec.clip_grad_norm))
+        # Shards change the gradients that they clip: what is parked would change with them.
+        two = self._flat.double is not None and not self.spec.clip_grad_norm
+        self._gradients = Gradients(self._flat.plan, declaration.bindings, doubled=two)
         self.pipeline = StepPipeline(
             session,
             shard_map,
@@ -191,7 +193,7 @@ class RemoteModel:
         gathered, staged = self._buckets.collect() if self._buckets else ((), ())
         absent = self._gradients.collect(gathered)
         if self._sends_buffers:
-            self._gradients.collect_buffers()
+            self._gradients.pushed.collect_buffers()
             self._flat.buffers_sent()
         else:
             # Where the buffers of rank 0 are refused, those of all ranks are.
@@ -221,7 +223,7 @@ class RemoteModel:
                     self._assigning.before_step(written)
         self._assigning.has_stepped = True
         if self._overlap and ahead:
-            self._gradients.park()
+            self._gradients.pushed.park()
             self._overlap.begin(partial(self._traced_exchange if trace is not None else self._exchange, push))
             return True
         try:
@@ -268,7 +270,7 @@ class RemoteModel:
         if push.looks_on_devices and (written := self._flat.written_on_devices()):
             self._assigning.too_late(written)
         if self.spec.clip_grad_norm and not push.skipped:
-            push.squared_norm = self._gradients.squared_norm(push.absent, push.rows)
+            push.squared_norm = self._gradients.pushed.squared_norm(push.absent, push.rows)
         if self.spec.nonfinite is not NonFinite.ALLOW:
             variable = self.name if push.skipped else self._first_nonfinite(push)
             push.finite = variable is None
@@ -281,7 +283,7 @@ class RemoteModel:
 
     def _first_nonfinite(self, push: StepPush) -> str | None:
         """Name of the first variable or table with a gradient that holds NaN or infinity."""
-        variable = self._gradients.first_nonfinite(push.absent)
+        variable = self._gradients.pushed.first_nonfinite(push.absent)
         if variable is None and push.rows is not None:
             wrong = [each.table for each in push.rows.tables if not each.is_finite()]
             return self.spec.tables[wrong[0]].name if wrong else None

@@ -22,7 +22,7 @@ from ps_worker.memory.payloads import Encoder, ReceiveBuffer
 from ps_worker.model.optimizer_state import StateEntry
 from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.session import Session
-from ps_worker.step.alternating import Gradients
+from ps_worker.step.gradients import Gradients
 from ps_worker.step.pending_lookups import PendingLookups
 from ps_worker.step.push_trace import PushTrace
 from ps_worker.step.shard_values import ShardValues
@@ -150,7 +150,7 @@ class ShardStream:
             # ``interrupt_outdated`` may have run before this stream was there.
             self.drop()
             raise Unavailable(f"{link.peer} has been replaced by another process", shard=str(self.shard))
-        if (lent := self._transport.gradients) or not self._gradients.has_place(self.shard):
+        if (lent := self._transport.gradients) or not self._gradients.pushed.has_place(self.shard):
             self._gradients.place(self.shard, *lent)
         if self._receive_buffer is None and (self._style.overlap or (self._style.wire != RAW and not lent)):
             double, wire = self._flat.double, self._style.wire
@@ -177,11 +177,11 @@ class ShardStream:
 
     def stage(self, span: Range) -> bool:
         """Send bytes ``span`` of the region ahead of the next push; whether that was possible."""
-        ready = self._gradients.bring(self.shard, span)
+        ready = self._gradients.pushed.bring(self.shard, span)
         transport = self._transport
         if transport is None or transport.gradients or self._encoder:
             return False
-        transport.stage(span, self._gradients.memory(self.shard)[span[0] : span[1]], ready)
+        transport.stage(span, self._gradients.pushed.memory(self.shard)[span[0] : span[1]], ready)
         self._staged.append(span)
         return True
 
@@ -216,11 +216,11 @@ class ShardStream:
         )
         self.is_pushing, self._staged, self._sequence = True, [], push.sequence
         if self._encoder and ranges and not transport.gradients:
-            pieces = [self._encoder.encode(push.sequence, self._gradients.region(self.shard), runs)]
+            pieces = [self._encoder.encode(push.sequence, self._gradients.pushed.region(self.shard), runs)]
             if trace is not None:
                 trace.encoded()
         else:
-            pieces = self._gradients.pieces(self.shard, ranges)
+            pieces = self._gradients.pushed.pieces(self.shard, ranges)
         try:
             transport.push(header, pieces, rows.pieces)
         except PsError:  # an option that no message holds: nothing has been sent
@@ -295,7 +295,7 @@ class ShardStream:
     def take_back(self) -> None:
         """The push under way will be encoded again for another layout: what it was to bring becomes its gradients."""
         if self._encoder:
-            self._encoder.take_back(self._sequence, self._gradients.region(self.shard))
+            self._encoder.take_back(self._sequence, self._gradients.pushed.region(self.shard))
 
     def residuals(self) -> list[StateEntry]:
         """What the wire format has left out of gradients so far."""

@@ -8,7 +8,7 @@ from torch import nn
 from ps_protocol.model.spec import Options
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import build_spec
-from ps_worker.step.gradients import GradientBuffers
+from ps_worker.step.gradients import Gradients
 from ps_worker.step.pipeline import StepPipeline
 from ps_worker.step.summary import StepPush, StepSummary
 from tests.worker.fakes import FakeSession
@@ -24,7 +24,7 @@ class Worker:
         self.initial = [p.detach().clone() for p in self.parameters]
         shard_map = session.declare(declaration.spec)
         self.flat = FlatModel(declaration.bindings, shard_map)
-        self.gradients = GradientBuffers(self.flat.plan, declaration.bindings)
+        self.gradients = Gradients(self.flat.plan, declaration.bindings)
         self.pipeline = StepPipeline(session, shard_map, self.flat, self.gradients, **timeouts)
 
     @property

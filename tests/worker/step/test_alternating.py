@@ -18,8 +18,7 @@ from ps_worker.memory.flat import FlatModel
 from ps_worker.memory.parked import ParkedGradients
 from ps_worker.model.declare import build_spec
 from ps_worker.step import gradients as gradients_module
-from ps_worker.step.alternating import AlternatingGradients
-from ps_worker.step.gradients import GradientBuffers
+from ps_worker.step.gradients import GradientBuffers, Gradients
 from tests.worker.fakes import place
 
 SHARDS = 3
@@ -34,7 +33,7 @@ class Trainer:
         declaration = build_spec(torch.optim.SGD, self.module, {"lr": 0.1}, name="model")
         self.map: ShardMap = in_parts(declaration.spec) if parts else place(declaration.spec, SHARDS)
         self.flat = FlatModel(declaration.bindings, self.map, doubled=True)
-        self.gradients = AlternatingGradients(self.flat.plan, declaration.bindings)
+        self.gradients = Gradients(self.flat.plan, declaration.bindings, doubled=True)
         self.shared = shared
         #: What a shard lends: the same to streams that are opened again after a move.
         self.lent: list[list[SharedMemory]] = []
@@ -50,7 +49,7 @@ class Trainer:
         for shard, layout in enumerate(self.flat.plan.layouts):
             if self.shared and layout.region_bytes:
                 self.gradients.place(shard, *self.lent[shard])
-            elif not self.gradients.has_place(shard):
+            elif not self.gradients.pushed.has_place(shard):
                 self.gradients.place(shard)
 
     def move(self, chosen: random.Random) -> None:
@@ -76,7 +75,7 @@ class Trainer:
     def step(self) -> None:
         self.gradients.collect()
         self.pushed = list(self.expected)
-        self.gradients.park()
+        self.gradients.pushed.park()
 
     def zero(self) -> None:
         self.gradients.keep_in_place(pushing=True)
@@ -97,7 +96,7 @@ class Trainer:
         for shard, layout in enumerate(self.flat.plan.layouts if self.pushed else ()):
             for span in layout.slices:
                 if (value := self.pushed[span.slice.variable]) is not None:
-                    region = self.gradients.region(shard)[span.begin : span.end].view(torch.float32)
+                    region = self.gradients.pushed.region(shard)[span.begin : span.end].view(torch.float32)
                     assert set(region.tolist()) == {value}
 
 
