@@ -18,20 +18,42 @@ from ps_protocol.security.settings import SecuritySettings
 from ps_server.checkpoint.folder.directory import latest
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config
-from ps_server.cli.options.mode import consistency_of
+from ps_server.cli.options.mode import ModeOptions
 from ps_server.coordinator.elasticity.engines.base import WorkerEngine
 from ps_server.coordinator.elasticity.engines.find import find_engine
 from ps_server.coordinator.elasticity.engines.kept_request import LAUNCHER
 from ps_server.coordinator.elasticity.policy import ElasticSettings
 from ps_server.coordinator.persistence.cluster_records import ClusterRecords
 from ps_server.coordinator.persistence.saved_facts import saved_seed
-from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
-from ps_server.coordinator.settings import ClusterSettings, check_consistency, partition_flags
+from ps_server.coordinator.settings import ClusterSettings, PartitionOptions, check_consistency, partition_flags
 from ps_server.limits import JobLimits, ServerLimits
 from ps_server.serving.metrics import MetricsConfig, parse_port
-from ps_server.settings import configured
+from ps_server.settings import configured, setting
 
 logger = EventLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The options of who starts and ends workers and shards for the coordinator."""
+
+    engine: str | None = setting(
+        None,
+        "Who is asked for workers that are missing for 30 s, and for what psctl scale wants: launcher is the program "
+        "that starts processes, launcher:workers one that starts workers only, launcher:lost one that starts lost "
+        "workers again, kubernetes:JOB scales a Job by the account of this pod, file:PATH writes the request to a "
+        "file, MODULE:CLASS is one of your own (docs/elasticity.md).",
+        metavar="ENGINE",
+        show_default="none",
+    )
+    engine_workers: int | None = setting(
+        None,
+        "How many workers the engine is asked for. Needed with --workers 0.",
+        show_default="that of --workers",
+    )
+    engine_most: int | None = setting(
+        None, "kubernetes: the highest parallelism that the Job is given.", show_default="twice as many"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +107,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
     """
     if kept is not None:
         options = {**options, **_from_journal(kept, given)}
-    consistency = consistency_of(
-        options["mode"],
-        options["staleness"],
-        options["backup"],
-        options["grace_seconds"],
-        options["stale_policy"],
-        options["stale_threshold"],
-    )
+    consistency = configured(ModeOptions, options).consistency(options["mode"])
     workers = WorkerRange.of(options["workers"])
     try:
         check_consistency(consistency, workers.least)
@@ -106,15 +121,15 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
             actual=f"{lease:g} s and {heartbeat:g} s",
         )
     security: SecuritySettings = options.get("security") or SecuritySettings()
-    cluster = ClusterSettings(
+    cluster = configured(
+        ClusterSettings,
+        options,
         expected_shards=options["shards"],
         expected_workers=workers.fixed,
         least_workers=0 if workers.fixed else workers.least,
         most_workers=workers.most if workers.bounded and not workers.fixed else 0,
         consistency=consistency,
-        partition=_partition_rule(options),
-        lease_seconds=lease,
-        heartbeat_seconds=heartbeat,
+        partition=configured(PartitionOptions, options).rule(options["shards"]),
         seed=secrets.randbits(32) if options["seed"] is None else options["seed"],
         # Above all incarnations of earlier coordinators: none admits a thousand members a second.
         first_incarnation=time.time_ns() // 1_000_000,
@@ -132,50 +147,41 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
                 kept.consistency,
                 consistency,
             )
-    checkpoints = checkpoint_config(
-        options["checkpoint_dir"],
-        options["checkpoint_seconds"],
-        options["checkpoint_keep"],
-        options["checkpoint_full_every"],
-    )
-    saved = _saved(options["restore"], checkpoints.directory)
+    checkpoints = checkpoint_config(options)
+    saved = _saved(checkpoints.restore, checkpoints.directory)
     if saved:
         checkpoints = replace(checkpoints, restored=saved.folder)
     if saved and kept is None and "seed" not in given:
         # The order of the data depends on it.
         cluster = replace(cluster, seed=saved_seed(saved))
-    exits = bool(options["exit_when_finished"])
-    metrics = MetricsConfig(options["bind"], parse_port(options["metrics_port"]))
-    limits = configured(ServerLimits, options)
-    return CoordinatorConfig(
-        options["bind"],
-        options["port"],
-        options["ready_file"],
-        cluster,
-        checkpoints,
-        saved,
-        exits,
-        metrics,
-        options["page_port"],
-        limits,
-        security,
-        *_elasticity(options, workers),
+    elastic, engine = _elasticity(options, workers)
+    return configured(
+        CoordinatorConfig,
+        options,
+        cluster=cluster,
+        checkpoints=checkpoints,
+        saved=saved,
+        metrics=MetricsConfig(options["bind"], parse_port(options["metrics_port"])),
+        limits=configured(ServerLimits, options),
+        elastic=elastic,
+        engine=engine,
     )
 
 
 def _elasticity(options: Mapping[str, Any], workers: WorkerRange) -> tuple[ElasticSettings, WorkerEngine | None]:
     """What the coordinator may do by itself, and whom it asks for workers. Raises ConfigError."""
-    text, wanted = options.get("engine"), options.get("engine_workers") or workers.least
-    if text is None:
-        if options.get("engine_workers") or options.get("engine_most"):
+    chosen = configured(EngineOptions, options)
+    if chosen.engine is None:
+        if chosen.engine_workers or chosen.engine_most:
             raise ConfigError("--engine-workers and --engine-most need --engine")
-        return ElasticSettings(bool(options.get("rebalance"))), None
-    if not wanted and not text.startswith(LAUNCHER):
+        return configured(ElasticSettings, options, workers=0), None
+    wanted = chosen.engine_workers or workers.least
+    if not wanted and not chosen.engine.startswith(LAUNCHER):
         raise ConfigError("--engine needs the number of workers", remedy="give --workers or --engine-workers")
-    most = options.get("engine_most") or (workers.most if workers.bounded and not workers.fixed else 2 * wanted)
+    most = chosen.engine_most or (workers.most if workers.bounded and not workers.fixed else 2 * wanted)
     if most < wanted:
         raise ConfigError("--engine-most is below the workers", expected=f"{wanted} or more", actual=str(most))
-    return ElasticSettings(bool(options.get("rebalance")), wanted), find_engine(text, most)
+    return configured(ElasticSettings, options, workers=wanted), find_engine(chosen.engine, most)
 
 
 def _saved(chosen: str | None, directory: Path | None) -> Checkpoint | None:
@@ -218,19 +224,6 @@ def from_tf_config(text: str, given: set[str]) -> dict[str, Any]:
         # The chief's name may be that of a service in front of it, on which a process cannot listen.
         values |= {"bind": host if host in ("localhost", "127.0.0.1") else "0.0.0.0", "port": int(port)}
     return {name: value for name, value in values.items() if name not in given}
-
-
-def _partition_rule(options: Mapping[str, Any]) -> PartitionRule:
-    slices, nbytes, shards = options["partition_slices"], options["partition_bytes"], options["shards"]
-    match options["partition"]:
-        case "fixed":
-            return FixedShards(slices or shards)
-        case "min":
-            return MinSize(nbytes, slices or shards)
-        case "max":
-            return MaxSize(nbytes, slices)
-        case _:
-            return Balanced()
 
 
 def _workers_text(workers: WorkerRange) -> str:

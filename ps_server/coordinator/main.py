@@ -23,17 +23,14 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.options import common
-from ps_server.cli.options.checkpoint import checkpoint_options
-from ps_server.cli.options.cluster import cluster_options
-from ps_server.cli.options.elasticity import elasticity_options
-from ps_server.cli.options.mode import MODES, bound_options
-from ps_server.cli.options.page import page_port_option
+from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.cli.options.mode import MODES, ModeOptions
 from ps_server.cli.options.security import server_security_options
-from ps_server.cli.options.workers import WORKERS
 from ps_server.coordinator.access import CoordinatorAccess
-from ps_server.coordinator.config import CoordinatorConfig, configure, from_tf_config
+from ps_server.coordinator.config import CoordinatorConfig, EngineOptions, configure, from_tf_config
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
+from ps_server.coordinator.elasticity.policy import ElasticSettings
 from ps_server.coordinator.elasticity.runner import ElasticityRunner
 from ps_server.coordinator.elasticity.scaling import JobScaling
 from ps_server.coordinator.history.history_file import HistoryFile
@@ -47,6 +44,7 @@ from ps_server.coordinator.page import serve_page
 from ps_server.coordinator.persistence.cluster_records import from_rows
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
+from ps_server.coordinator.settings import ClusterSettings, PartitionOptions
 from ps_server.limits import JobLimits, LimitCounts, ServerLimits
 from ps_server.serving import grpc_server
 from ps_server.serving.metrics import MetricsConfig, metrics_option, serve_metrics
@@ -193,7 +191,7 @@ def _serve_metrics(
     context_settings={"auto_envvar_prefix": "PS_COORDINATOR", "show_default": True, "max_content_width": 100},
 )
 @common.server_options(DEFAULT_PORT, "PS_COORDINATOR")
-@page_port_option
+@common.page_port_option
 @metrics_option("PS_COORDINATOR_METRICS_PORT", "PS_METRICS_PORT")
 @server_security_options
 @click.option(
@@ -217,7 +215,7 @@ def _serve_metrics(
 )
 @click.option(
     "--workers",
-    type=WORKERS,
+    type=common.WORKERS,
     default=0,
     help="Number of workers. The job starts when all of them have joined. MIN:MAX: it starts with MIN, and workers "
     "join and leave at any time, MAX at most. 0: any number of them.",
@@ -229,13 +227,10 @@ def _serve_metrics(
     help="async: apply each gradient on arrival. ssp: async, with a bound on how far workers drift apart. sync: apply "
     "the mean of all workers' gradients of a step.",
 )
-@bound_options
-@cluster_options
+@options(ModeOptions, PartitionOptions, ClusterSettings, ElasticSettings)
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), show_default="random", help="Seed of the job.")
 @common.exit_option
-@elasticity_options
-@checkpoint_options
-@options(ServerLimits, JobLimits)
+@options(EngineOptions, CheckpointConfig, ServerLimits, JobLimits)
 @click.pass_context
 def main(context: click.Context, /, **values: Any) -> None:
     """Entry point of ps-coordinator."""

@@ -5,12 +5,47 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import click
+
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.scaling import MOST_RANKS, WorkerRange
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model.spec import Consistency, StalePolicy
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 from ps_server.limits import JobLimits
+from ps_server.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOptions:
+    """The options of how variables are partitioned."""
+
+    partition: str = setting(
+        "balanced",
+        "How variables are partitioned over the shards. balanced: by bytes, in as few slices as possible. fixed, min, "
+        "max: as TensorFlow's FixedShards, MinSize and MaxSize partitioners.",
+        click.Choice(["balanced", "fixed", "min", "max"]),
+    )
+    partition_slices: int = setting(
+        0,
+        "fixed: slices per variable (0: one per shard). min, max: the most slices per variable (0: one per shard with "
+        "min, no limit with max).",
+        click.IntRange(0),
+    )
+    partition_bytes: int = setting(256 << 10, "min, max: size of a slice.")
+
+    def rule(self, shards: int) -> PartitionRule:
+        """The rule for a job with this many shards."""
+        slices, nbytes = self.partition_slices, self.partition_bytes
+        match self.partition:
+            case "fixed":
+                return FixedShards(slices or shards)
+            case "min":
+                return MinSize(nbytes, slices or shards)
+            case "max":
+                return MaxSize(nbytes, slices)
+            case _:
+                return Balanced()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +60,16 @@ class ClusterSettings:
     most_workers: int = 0
     consistency: Consistency = field(default_factory=Consistency)
     partition: PartitionRule = field(default_factory=Balanced)
-    #: A member without a heartbeat for this long counts as dead; one whose connection has ended, sooner.
-    lease_seconds: float = 20.0
-    heartbeat_seconds: float = 1.0
+    lease_seconds: float = setting(
+        20.0,
+        "A member without a heartbeat for this long counts as dead, for example one that hangs or is cut off from the "
+        "network. The end of a process is noticed within 5 seconds. Use more than the longest pause of a busy machine.",
+    )
+    heartbeat_seconds: float = setting(
+        1.0,
+        "Interval at which members renew their lease. More than 300 members do so less often, after a quarter of the "
+        "lease at most.",
+    )
     seed: int = 0
     #: Incarnations count up from here; above all that an earlier coordinator handed out.
     first_incarnation: int = 1

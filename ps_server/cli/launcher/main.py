@@ -16,7 +16,6 @@ from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.scaling import MOST_RANKS, WorkerRange
 from ps_protocol.errors import ConfigError
 from ps_protocol.files import OwnFolder
-from ps_protocol.flags import flags
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
 from ps_server.checkpoint.folder.files import check_writable
@@ -35,23 +34,24 @@ from ps_server.cli.launcher.slurm.options import SlurmOptions, slurm_options
 from ps_server.cli.launcher.slurm.tasks import SlurmTask
 from ps_server.cli.launcher.slurm.tasks import workers_of as workers_of_tasks
 from ps_server.cli.launcher.supervisor import JobPlan, JobSupervisor
-from ps_server.cli.options.checkpoint import checkpoint_config, checkpoint_options
-from ps_server.cli.options.cluster import cluster_options, given_flags
+from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config
 from ps_server.cli.options.common import (
     OWN_DESCRIPTORS,
+    WORKERS,
     check_descriptors,
     clean_errors,
     config_option,
+    format_option,
+    page_port_option,
     run_program,
     version_option,
 )
-from ps_server.cli.options.logs import format_option
-from ps_server.cli.options.mode import MODES, bound_options, consistency_of
-from ps_server.cli.options.page import page_port_option
+from ps_server.cli.options.mode import MODES, ModeOptions
 from ps_server.cli.options.security import job_option
 from ps_server.cli.options.storage import Durability, StorageConfig, StorageOptions
-from ps_server.cli.options.workers import WORKERS
+from ps_server.coordinator.elasticity.policy import ElasticSettings
 from ps_server.coordinator.membership.admission import MOST_SHARDS
+from ps_server.coordinator.settings import ClusterSettings, PartitionOptions
 from ps_server.limits import JobLimits, ServerLimits, ShardLimits
 from ps_server.serving.metrics import metrics_option, parse_port
 from ps_server.settings import PortOption, configured, given_settings, options
@@ -89,6 +89,22 @@ def server_restarts(asked: int | None, storage: StorageConfig) -> int:
             remedy="give --data-dir, and not --durability memory, or leave --restart-servers out",
         )
     return 0
+
+
+def coordinator_settings(context: click.Context, mode: str, checkpoints: CheckpointConfig) -> dict[str, object]:
+    """What a user of ps-run has set for the coordinator."""
+    kinds = (ModeOptions, PartitionOptions, ClusterSettings, ElasticSettings, CheckpointConfig, ServerLimits, JobLimits)
+    return {"mode": mode, **given_settings(context, *kinds), "checkpoint_dir": checkpoints.directory}
+
+
+def shard_settings(context: click.Context, checkpoints: CheckpointConfig) -> dict[str, object]:
+    """What a user of ps-run has set for the shards, and the folders in which they write and read checkpoints."""
+    source = checkpoints.restore
+    return {
+        **given_settings(context, StorageOptions, ShardLimits),
+        "checkpoint_dir": checkpoints.directory,
+        "restore_dir": None if source in (None, "latest") else Path(source).absolute().parent,
+    }
 
 
 def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> int:
@@ -138,7 +154,7 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
 @click.option(
     "--mode", type=MODES, default=Mode.ASYNC.value, show_default=True, help="How far workers may drift apart."
 )
-@bound_options
+@options(ModeOptions)
 @click.option("--seed", type=click.IntRange(0), help="Seed of the job, for shuffling.  [default: random]")
 @click.option(
     "--restart-workers",
@@ -148,10 +164,7 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
     metavar="N",
     help="Restart failed workers, up to N times in total. The next failure ends the job.",
 )
-@options(StorageOptions)
-@checkpoint_options
-@cluster_options
-@options(ShardLimits, JobLimits)
+@options(StorageOptions, CheckpointConfig, PartitionOptions, ClusterSettings, ElasticSettings, ShardLimits, JobLimits)
 @hosts_options
 @slurm_options
 @click.option(
@@ -242,11 +255,6 @@ def main(
     evaluators: int,
     strategy: str | None,
     mode: str,
-    staleness: int | None,
-    backup: int | None,
-    grace_seconds: float | None,
-    stale_policy: str | None,
-    stale_threshold: int | None,
     seed: int | None,
     restart_workers: int,
     restart_servers: int | None,
@@ -263,11 +271,6 @@ def main(
     module: bool,
     script: str,
     arguments: tuple[str, ...],
-    checkpoint_dir: Path | None,
-    checkpoint_seconds: float | None,
-    checkpoint_keep: int,
-    checkpoint_full_every: int,
-    restore: str | None,
     **others: Any,
 ) -> None:
     """Run SCRIPT as a job: one process for the coordinator, each shard and each worker, here or on --hosts.
@@ -308,7 +311,7 @@ def main(
         storage = configured(StorageOptions, others).config()
         restarts = server_restarts(restart_servers, storage)
         serves_metrics = parse_port(metrics_port)
-        checkpoints = checkpoint_config(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every)
+        checkpoints = checkpoint_config(others)
         if checkpoints.directory is not None and hosts is None and has_servers(strategy):
             check_writable(checkpoints.directory)
         if log_dir is not None:
@@ -320,7 +323,7 @@ def main(
     form = LogFormat(log_format)
     programs = Programs(
         script=(find_script if hosts is None else script_on_hosts)(python, script, arguments, module=module),
-        consistency=consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold),
+        consistency=configured(ModeOptions, others).consistency(mode),
         shards=shards,
         workers=workers.least if begun is None else begun,
         cores=len(os.sched_getaffinity(0)),
@@ -330,9 +333,8 @@ def main(
         log_format=form,
         storage=storage,
         checkpoints=checkpoints,
-        restore=restore,
-        coordinator_flags=given_flags(context) + tuple(flags(given_settings(context, ServerLimits, JobLimits))),
-        shard_flags=tuple(flags(given_settings(context, StorageOptions, ShardLimits))),
+        coordinator_settings=coordinator_settings(context, mode, checkpoints),
+        shard_settings=shard_settings(context, checkpoints),
         port=port,
         job=job or DEFAULT_JOB,
         tls=tls,
@@ -359,7 +361,7 @@ def main(
         programs = replace(programs, lineage=lineage_of(storage.data_dir))
     if folder is not None and folder.used_before:
         screen.say(f"continuing from the state in {folder.path}; use another --data-dir to begin a new job")
-    saves = checkpoint_dir is not None
+    saves = checkpoints.directory is not None
     plan = JobPlan(shards, workers.least, evaluators, restart_workers, restarts, saves, elastic=not workers.fixed)
     supervisor = JobSupervisor(plan)
     if hosts is not None:

@@ -11,6 +11,7 @@ from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.replicas import STRATEGY_VARIABLE
 from ps_protocol.cluster.scaling import WorkerRange
+from ps_protocol.flags import flags
 from ps_protocol.launch.commands import COORDINATOR, SHARD
 from ps_protocol.logs import LogFormat
 from ps_protocol.model.registered_optimizers import ENVIRONMENT as OPTIMIZERS_VARIABLE
@@ -19,9 +20,7 @@ from ps_protocol.security.settings import VARIABLES
 from ps_protocol.tracing.settings import VARIABLE as TRACE_VARIABLE
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.options.checkpoint import CheckpointConfig
-from ps_server.cli.options.checkpoint import flags_of as checkpoint_flags
-from ps_server.cli.options.logs import FORMAT_VARIABLE
-from ps_server.cli.options.mode import flags_of
+from ps_server.cli.options.common import FORMAT_VARIABLE
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.serving.metrics import OFF
 
@@ -29,13 +28,13 @@ LOOPBACK = "127.0.0.1"
 
 TENSORBOARD_VARIABLE = "PS_TENSORBOARD"
 
-ASKS_LAUNCHER = ("--engine", "launcher")
-"""Options of a coordinator that is asked for what it requests (``WorkerRequests``)."""
+ASKS_LAUNCHER = "launcher"
+"""The engine of a coordinator that this program asks for what is missing (``WorkerRequests``)."""
 
-ASKS_FOR_WORKERS = ("--engine", "launcher:workers")
+ASKS_FOR_WORKERS = "launcher:workers"
 """The same where shards cannot be started and ended while the job runs."""
 
-ASKS_FOR_LOST = ("--engine", "launcher:lost")
+ASKS_FOR_LOST = "launcher:lost"
 """The same where workers cannot either: those that are lost are started again."""
 
 
@@ -62,10 +61,9 @@ class Programs:
     log_format: LogFormat = LogFormat.TEXT
     storage: StorageConfig = field(default_factory=StorageConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    restore: str | None = None
-    #: Further options of ps-coordinator and of ps-server.
-    coordinator_flags: tuple[str, ...] = ()
-    shard_flags: tuple[str, ...] = ()
+    #: Further settings of ps-coordinator and of ps-server, by the names of their options.
+    coordinator_settings: Mapping[str, object] = field(default_factory=dict)
+    shard_settings: Mapping[str, object] = field(default_factory=dict)
     #: Of the coordinator at its first start; 0: any.
     port: int = 0
     #: Port of the coordinator's page; 0: any, None: no page.
@@ -99,25 +97,28 @@ class Programs:
         is started again comes back where its members look for it.
         """
         if process.part is ProcessRole.COORDINATOR:
-            port = coordinator.rpartition(":")[2] or str(self.port)
-            place = ["--bind", self._address(process), "--port", port, "--ready-file", ready_file]
-            place += ["--metrics-port", OFF if self.metrics_port is None else str(self.metrics_port)]
-            return [*self.servers[0], *place, *self._log_flags(), *self._coordinator_arguments()]
+            settings = self._common_settings(process) | {
+                "port": coordinator.rpartition(":")[2] or self.port,
+                "ready_file": ready_file,
+                "metrics_port": OFF if self.metrics_port is None else self.metrics_port,
+                "page_port": self.page_port,
+                "shards": self.shards,
+                "workers": self.worker_range or self.workers,
+                "data_dir": self.storage.data_dir if self.keeps_state else None,
+                "seed": self.seed,
+            }
+            return [*self.servers[0], *flags({**settings, **self.coordinator_settings})]
         if process.part is ProcessRole.SHARD:
-            threads = [] if self.shard_threads is None else ["--threads", str(self.shard_threads)]
-            place = ["--shard", str(process.index), "--coordinator", coordinator]
-            place += ["--bind", self._address(process), "--port", "0"]
-            place += ["--metrics-port", self._any_metrics_port]
-            # One that the job did not begin with is added to it; where it was before, it comes back.
-            place += ["--add"] if process.index >= self.shards else []
-            return [
-                *self.servers[1],
-                *place,
-                *self._log_flags(),
-                *threads,
-                *self._shard_checkpoints(),
-                *self.shard_flags,
-            ]
+            settings = self._common_settings(process) | {
+                "shard": process.index,
+                "coordinator": coordinator,
+                "port": 0,
+                "metrics_port": self._any_metrics_port,
+                # One that the job did not begin with is added to it; where it was before, it comes back.
+                "add": process.index >= self.shards,
+                "threads": self.shard_threads,
+            }
+            return [*self.servers[1], *flags({**settings, **self.shard_settings})]
         return [*self.script.command, *self.script.arguments]
 
     def _address(self, process: ProcessName) -> str:
@@ -127,25 +128,8 @@ class Programs:
     def _any_metrics_port(self) -> str:
         return OFF if self.metrics_port is None else "0"
 
-    def _log_flags(self) -> list[str]:
-        return ["--log-level", self.log_level, "--log-format", self.log_format.value]
-
-    def _coordinator_arguments(self) -> list[str]:
-        workers = str(self.worker_range or self.workers)
-        arguments = ["--shards", str(self.shards), "--workers", workers, *flags_of(self.consistency)]
-        if self.page_port is not None:
-            arguments += ["--page-port", str(self.page_port)]
-        if self.keeps_state:
-            arguments += ["--data-dir", str(self.storage.data_dir)]
-        arguments += [*checkpoint_flags(self.checkpoints, self.restore), *self.coordinator_flags]
-        return arguments if self.seed is None else [*arguments, "--seed", str(self.seed)]
-
-    def _shard_checkpoints(self) -> list[str]:
-        """The folders in which shards may write and read checkpoints."""
-        flags = [] if self.checkpoints.directory is None else ["--checkpoint-dir", str(self.checkpoints.directory)]
-        if self.restore is not None and self.restore != "latest":
-            flags += ["--restore-dir", str(Path(self.restore).absolute().parent)]
-        return flags
+    def _common_settings(self, process: ProcessName) -> dict[str, object]:
+        return {"bind": self._address(process), "log_level": self.log_level, "log_format": self.log_format}
 
     @property
     def keeps_state(self) -> bool:

@@ -92,7 +92,7 @@ class Runner:
         self._requests = requests
         if supervisor.coordinated:
             asks = ASKS_LAUNCHER if place is None else ASKS_FOR_WORKERS
-            programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *asks))
+            programs = replace(programs, coordinator_settings={**programs.coordinator_settings, "engine": asks})
         self._programs = programs
         forks = programs.forks_shards and programs.servers[1] == SHARD
         self._machine = ThisMachine(self._folder.path, job_folder, forks=forks, say=screen.say)

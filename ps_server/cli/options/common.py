@@ -1,4 +1,4 @@
-"""The command line that all servers share: address, logging, ready file, config file, and the display of errors."""
+"""The command line of several programs: address, logging, ready file, config file, and the display of errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from typing import Any, NoReturn
 
 import click
 
+from ps_protocol.cluster.scaling import WorkerRange
 from ps_protocol.errors import ConfigError, PsError, Unavailable
-from ps_protocol.logs import EventLogger, logs_json
+from ps_protocol.logs import LEVELS, EventLogger, LogFormat, logs_json
 from ps_protocol.text import printable
-from ps_server.cli.options.logs import log_options
 from ps_server.settings import PortOption
 
 logger = EventLogger(__name__)
+
+FORMAT_VARIABLE = "PS_LOG_FORMAT"
+LEVEL_VARIABLE = "PS_LOG_LEVEL"
 
 
 def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
@@ -49,6 +52,38 @@ config_option = click.option(
     callback=_read_config,
     help="TOML file with lines option = value. Flags and environment variables take precedence.",
 )
+
+
+def log_options(prefix: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add --log-level (``log_level``, str) and --log-format (``log_format``, str).
+
+    ``prefix`` is that of the program's own environment variables, which take precedence over those of all programs.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        level = click.option(
+            "--log-level",
+            type=click.Choice(LEVELS, case_sensitive=False),
+            default="info",
+            show_default=True,
+            envvar=[f"{prefix}_LOG_LEVEL", LEVEL_VARIABLE],
+            help="Lowest level that is logged to stderr.",
+        )
+        return level(format_option(prefix)(command))
+
+    return decorate
+
+
+def format_option(prefix: str, note: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add --log-format."""
+    return click.option(
+        "--log-format",
+        type=click.Choice([each.value for each in LogFormat], case_sensitive=False),
+        default=LogFormat.TEXT.value,
+        show_default=True,
+        envvar=[f"{prefix}_LOG_FORMAT", FORMAT_VARIABLE],
+        help=f"Form of log lines: text, or one JSON object per line.{note}",
+    )
 
 
 def server_options(default_port: int, prefix: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -91,6 +126,34 @@ def server_options(default_port: int, prefix: str) -> Callable[[Callable[..., An
 version_option: Callable[[Any], Any] = click.version_option(
     package_name="torch-ps", message="%(prog)s of torch-ps %(version)s"
 )
+
+page_port_option: Callable[[Any], Any] = click.option(
+    "--page-port",
+    cls=PortOption,
+    type=click.IntRange(0, 65535),
+    envvar="PS_PAGE_PORT",
+    show_envvar=True,
+    show_default="no page",
+    help="Port of a web page that shows the job: curves, workers, shards, events. 0: any free port, which the log "
+    "names. Needs torch-ps[page].",
+)
+
+
+class WorkersType(click.ParamType[Any, Any]):
+    """A number, or MIN:MAX; the value is a WorkerRange."""
+
+    name = "N|MIN:MAX"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> WorkerRange:
+        """As in click."""
+        try:
+            return WorkerRange.of(value)
+        except ConfigError as error:
+            self.fail(f"{error.actual}: expected {error.expected}", param, ctx)
+
+
+WORKERS = WorkersType()
+
 
 exit_option = click.option(
     "--exit-when-finished/--stay",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -24,9 +24,8 @@ from ps_protocol.security.settings import VARIABLES, SecuritySettings
 from ps_server.checkpoint.export.models import export as export_model
 from ps_server.checkpoint.export.tables import RowFormat
 from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.cli.options.common import clean_errors, run_program, version_option
-from ps_server.cli.options.logs import LEVEL_VARIABLE, format_option
-from ps_server.cli.options.mode import MODES, bound_options, consistency_of
+from ps_server.cli.options.common import LEVEL_VARIABLE, clean_errors, format_option, run_program, version_option
+from ps_server.cli.options.mode import MODES, ModeOptions
 from ps_server.cli.options.security import security_options
 from ps_server.cli.psctl.certs import certs
 from ps_server.cli.psctl.connection import connected, coordinator_option, patiently
@@ -43,6 +42,7 @@ from ps_server.cli.psctl.top.command import report, top
 from ps_server.cli.psctl.trace import trace
 from ps_server.cli.psctl.wait import UNHEALTHY, wait
 from ps_server.cli.status.text import status_line, status_tables
+from ps_server.settings import configured, options
 
 WATCH_SECONDS = 1.0
 LOG_SECONDS = 2.0
@@ -145,19 +145,10 @@ def _looks(job: AdminClient, pause_seconds: float | None) -> Iterator[tuple[Clus
 @click.argument("mode", type=MODES)
 @coordinator_option
 @output_option()
-@bound_options
-def mode(
-    coordinator: str,
-    as_json: bool,
-    mode: str,
-    staleness: int | None,
-    backup: int | None,
-    grace_seconds: float | None,
-    stale_policy: str | None,
-    stale_threshold: int | None,
-) -> None:
+@options(ModeOptions)
+def mode(coordinator: str, as_json: bool, mode: str, **bounds: Any) -> None:
     """Change the consistency mode of the whole job while it runs."""
-    wanted = consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold)
+    wanted = configured(ModeOptions, bounds).consistency(mode)
     with connected(coordinator) as job:
         consistency = job.set_consistency(wanted)
     tell({"consistency": consistency}, f"mode is now {consistency}", as_json)

@@ -10,6 +10,7 @@ from ps_protocol.retry import WORKERS
 from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook
 from ps_server.coordinator.elasticity.holding import HOLD_SECONDS, Holding
 from ps_server.coordinator.elasticity.hot_shards import HotShards
+from ps_server.settings import setting
 
 SLOW, NOT_SLOW = 0.5, 0.7
 """Of the median speed of the others: a worker below the first is slow, until it is above the second."""
@@ -41,10 +42,13 @@ def _of_slow(workers: Sequence[tuple[int, str]], *, slow: bool) -> Iterator[Deci
 
 @dataclass(frozen=True, slots=True)
 class ElasticSettings:
-    """What the policy may do beside telling."""
+    """What the policy may do besides reporting."""
 
-    #: Move slices and buckets from hot shards.
-    rebalance: bool = False
+    rebalance: bool = setting(
+        False,
+        "Move slices and rows by itself from a shard that has 1.5 times the mean traffic for 30 s to the one that has "
+        "least: 6 times an hour at most, and no more where it does not help.",
+    )
     #: Workers that the job is to have, by asking an engine; 0: none is asked.
     workers: int = 0
 

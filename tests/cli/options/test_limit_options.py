@@ -108,8 +108,8 @@ def test_programs_of_ps_run_get_their_limits():
         1,
         1,
         1,
-        coordinator_flags=("--max-models", "3"),
-        shard_flags=("--max-feeds", "4"),
+        coordinator_settings={"max_models": 3},
+        shard_settings={"max_feeds": 4},
     )
     shard_command = programs.command(ProcessName(ProcessRole.SHARD, 0), "127.0.0.1:1", "ready")
     coordinator_command = programs.command(ProcessName(ProcessRole.COORDINATOR, 0), "", "ready")

@@ -1,4 +1,4 @@
-"""The flags of a consistency mode: what is written for a program is what it reads."""
+"""The flags of a consistency mode."""
 
 from __future__ import annotations
 
@@ -11,31 +11,37 @@ from click.testing import CliRunner
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import DEFAULT_STALENESS, Consistency, Mode, StalePolicy
 from ps_protocol.wire.convert.model import consistency_from_pb, consistency_to_pb
-from ps_server.cli.options.mode import MODES, bound_options, consistency_of, flags_of
+from ps_server.cli.options.mode import MODES, ModeOptions
 from ps_server.coordinator.settings import check_consistency
+from ps_server.settings import configured, options
 
 
 @click.command()
 @click.option("--mode", type=MODES, default="async")
-@bound_options
-def shown(**flags: Any) -> None:
-    click.echo(repr(consistency_of(**flags)))
+@options(ModeOptions)
+def shown(mode: str, **bounds: Any) -> None:
+    click.echo(repr(configured(ModeOptions, bounds).consistency(mode)))
 
 
 @pytest.mark.parametrize(
-    "consistency",
+    ("flags", "expected"),
     [
-        Consistency(),
-        Consistency(Mode.SSP, staleness=0),
-        Consistency(Mode.SSP, staleness=7, stale_policy=StalePolicy.SCALE, stale_threshold=2),
-        Consistency(Mode.ASYNC, stale_policy=StalePolicy.REJECT, stale_threshold=5),
-        Consistency(Mode.SYNC, backup=1),
-        Consistency(Mode.SYNC, backup=2, grace_seconds=0.5),
+        ("", Consistency()),
+        ("--mode ssp --staleness 0", Consistency(Mode.SSP, staleness=0)),
+        (
+            "--mode ssp --staleness 7 --stale-policy scale --stale-threshold 2",
+            Consistency(Mode.SSP, staleness=7, stale_policy=StalePolicy.SCALE, stale_threshold=2),
+        ),
+        (
+            "--stale-policy reject --stale-threshold 5",
+            Consistency(Mode.ASYNC, stale_policy=StalePolicy.REJECT, stale_threshold=5),
+        ),
+        ("--mode sync --backup 1", Consistency(Mode.SYNC, backup=1)),
+        ("--mode sync --backup 2 --grace-seconds 0.5", Consistency(Mode.SYNC, backup=2, grace_seconds=0.5)),
     ],
-    ids=str,
 )
-def test_the_flags_of_a_mode_are_read_back_as_that_mode(consistency: Consistency) -> None:
-    assert CliRunner().invoke(shown, flags_of(consistency)).output == repr(consistency) + "\n"
+def test_flags_select_a_mode_and_its_bounds(flags: str, expected: Consistency) -> None:
+    assert CliRunner().invoke(shown, flags).output == repr(expected) + "\n"
 
 
 def test_ssp_without_a_bound_has_the_default_one() -> None:

@@ -22,7 +22,7 @@ from ps_protocol.errors import ConfigError, Fenced, InvalidRequest, NotReady, Pe
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.security.roles import AccessRole
 from ps_server.certs.folder import CertificateFolder
-from ps_server.cli.options.mode import consistency_of
+from ps_server.cli.options.mode import ModeOptions
 from ps_worker.data.datasets import share_of
 from ps_worker.session.config import WorkerConfig
 from ps_worker.session.session import Session
@@ -273,7 +273,7 @@ def test_the_mode_of_the_job_can_be_changed() -> None:
 def test_the_bound_where_none_is_given_is_that_of_the_command_lines(mode: str) -> None:
     with running_job(workers=1) as job:
         job.cluster().set_mode(mode)
-        assert job.view.consistency == consistency_of(mode, None, None, None, None, None)
+        assert job.view.consistency == ModeOptions().consistency(mode)
 
 
 def test_an_elastic_job_counts_the_workers_that_live() -> None:

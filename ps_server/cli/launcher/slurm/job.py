@@ -50,13 +50,13 @@ class TaskPrograms(Programs):
         restarts_workers: bool,
     ) -> Self:
         """``programs``, of which ``processes`` run here, at ``address``. ``restarts_workers``: of any task."""
-        asks = ASKS_FOR_LOST if restarts_workers else ()
+        asks = ASKS_FOR_LOST if restarts_workers else None
         values = {each.name: getattr(programs, each.name) for each in fields(programs)}
         values |= {
             "lineage": lineage,
             "addresses": dict.fromkeys(processes, address),
-            "coordinator_flags": (*programs.coordinator_flags, *asks, "--exit-when-finished"),
-            "shard_flags": (*programs.shard_flags, "--exit-when-finished"),
+            "coordinator_settings": {**programs.coordinator_settings, "engine": asks, "exit_when_finished": True},
+            "shard_settings": {**programs.shard_settings, "exit_when_finished": True},
         }
         return cls(**values, coordinator_address=coordinator, certificates=certificates)
 
