@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 
+from ps_protocol import times
 from ps_protocol.client.admin import (
     AdminClient,
     JobSize,
@@ -19,7 +20,7 @@ from ps_protocol.client.admin import (
     RestoredCheckpoint,
     WrittenCheckpoint,
 )
-from ps_protocol.client.coordinator import CONNECT_SECONDS, CoordinatorClient
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.model_status import ModelRates, TableTotals
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves, JobHistory, PlacedVariable
@@ -68,7 +69,7 @@ def connect(
     coordinator: str | None = None,
     *,
     security: SecuritySettings | None = None,
-    connect_timeout_seconds: float = CONNECT_SECONDS,
+    connect_timeout_seconds: float = times.CONNECT_SECONDS,
 ) -> AdminClient:
     """Connect to the coordinator of a running job, without joining it.
 

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from ps_protocol.errors import ConfigError, UnsupportedOptimizer
+from ps_protocol.times import PATIENCE_SECONDS
 from ps_worker.model.built_optimizer import (
     check_built,
     constructor_arguments,
@@ -22,7 +23,6 @@ from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.on_shards import check_style, let_grow, on_shards
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.session import Session
-from ps_worker.step.pipeline import RECONNECT_TIMEOUT_SECONDS
 from ps_worker.step.remote_model import RemoteModel
 from ps_worker.step.summary import PLAIN, Style
 
@@ -43,7 +43,7 @@ def adopt_optimizer(
     tables: Iterable[object] = (),
     models: TrainedModels | None = None,
     clip_grad_norm: float | None = None,
-    reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
+    reconnect_timeout_seconds: float = PATIENCE_SECONDS,
 ) -> tuple[PsOptimizer, RemoteModel]:
     """``given`` itself, which runs on the shards from now on, and the model for the cluster.
 

@@ -13,9 +13,6 @@ from ps_protocol.errors import ConfigError, StateLost, Unavailable
 from ps_protocol.launch.commands import COORDINATOR, SHARD
 from ps_worker.own_server import OwnServer
 
-#: Between SIGTERM and SIGKILL. The servers keep nothing on disk, so nothing is lost.
-_GRACE_SECONDS = 10.0
-
 #: What servers of one machine, without a job around them, must not take from the environment.
 _OURS = "PS_"
 
@@ -60,7 +57,7 @@ class EmbeddedCluster:
             return
         atexit.unregister(self.close)
         for server in reversed(self._servers):
-            server.end(_GRACE_SECONDS)
+            server.end(10.0)
         self._servers.clear()
 
     def check(self) -> None:

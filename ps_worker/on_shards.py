@@ -9,6 +9,7 @@ import torch
 
 from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model.spec import Buffers
+from ps_protocol.times import PATIENCE_SECONDS
 from ps_worker.model.bindings import Source
 from ps_worker.model.built_optimizer import constructor_arguments, group_to_declare
 from ps_worker.model.declare import BufferPolicy, Declaration, build_spec
@@ -16,7 +17,6 @@ from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.multi_model.trained_models import end_use as end_model_use
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.session import Session
-from ps_worker.step.pipeline import RECONNECT_TIMEOUT_SECONDS
 from ps_worker.step.remote_model import RemoteModel
 from ps_worker.step.summary import PLAIN, Style
 
@@ -41,7 +41,7 @@ def declare_optimizer(
     module: torch.nn.Module | None = None,
     models: TrainedModels | None = None,
     clip_grad_norm: float | None = None,
-    reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
+    reconnect_timeout_seconds: float = PATIENCE_SECONDS,
 ) -> tuple[PsOptimizer, RemoteModel]:
     """The optimizer for the user, and the model for the cluster. Raises what ``build_spec`` and PsOptimizer raise.
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
+from ps_protocol import times
 from ps_protocol.cluster.address import split_address
 from ps_protocol.errors import ConfigError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_protocol.wire.socket_messages import STALL_SECONDS
 from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.options.common import OWN_DESCRIPTORS, check_descriptors, check_ready_file
 from ps_server.cli.options.storage import Durability, StorageConfig, StorageOptions
@@ -44,7 +44,7 @@ class SideChannelConfig:
     bind: str = "127.0.0.1"
     ports: Sequence[int] = (0,)
     shm: bool = setting(True, "Use shared memory with workers on the same host.")
-    stall_seconds: float = STALL_SECONDS
+    stall_seconds: float = times.PATIENCE_SECONDS
     #: How long a token admits a connection, and how long a connection may take to show one.
     token_seconds: float = 10.0
     #: Connections that have not shown a token; one more closes the oldest.

@@ -6,15 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.errors import PsError
+from ps_worker import times
 from ps_worker.multi_model.deadlock_avoidance import is_needed, worker_clocks
 from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
-
-_WAIT_SECONDS = 0.5
-
-_AGAIN_SECONDS = 0.02
-"""How long a worker waits after a no-op step: the next one may be needed at once."""
 
 
 def wait_for_exchange(
@@ -27,18 +23,18 @@ def wait_for_exchange(
     left the exchange: the clocks are asked first, and the exchange must be open after that.
     """
     advanced: dict[str, RemoteModel] = {}
-    wait_seconds = _WAIT_SECONDS
+    wait_seconds = 0.5
     while not (state := session.exchange(key, payload, wait_seconds)).complete:
         session.check()
         session.wait_hint(f"waiting in the exchange {key} for worker " + ", ".join(map(str, state.missing)))
-        wait_seconds = _WAIT_SECONDS
+        wait_seconds = 0.5
         if (needed := list(_needed(session, models))) and not session.exchange(key, payload, 0.0).complete:
             for model in needed:
                 if model.name not in advanced:
                     model.begin_waiting()
                 model.no_op_step()
                 advanced[model.name] = model
-            wait_seconds = _AGAIN_SECONDS
+            wait_seconds = times.NO_OP_AGAIN_SECONDS
     for model in advanced.values():
         model.catch_up()
     return state

@@ -25,9 +25,6 @@ LEASES_PER_EPOCH = 8
 MOST_BATCHES = 64
 """The most batches of a lease. Another worker trains all of a lease again when its holder is killed."""
 
-_ANSWER_SECONDS = 0.02
-_HINT_SECONDS = 0.5
-
 
 class LeasedData(OwnPart, Sampler[Any]):
     """The items of one dataset that this worker leases, epoch after epoch. Used from the training thread.
@@ -89,7 +86,7 @@ class LeasedData(OwnPart, Sampler[Any]):
 
         Raises Fenced, Unavailable when the coordinator stays away, InvalidRequest for data others do not have.
         """
-        if not feed.wait(_ANSWER_SECONDS):
+        if not feed.wait(0.02):
             with idle():
                 self._wait_long(feed)
         return not feed.done
@@ -126,7 +123,7 @@ class LeasedData(OwnPart, Sampler[Any]):
 
     def _wait_long(self, feed: LeaseFeed) -> None:
         answered = time.monotonic()
-        while not feed.wait(_HINT_SECONDS):
+        while not feed.wait(0.5):
             self._session.check()
             if feed.away is None:
                 answered = time.monotonic()

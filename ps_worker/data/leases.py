@@ -11,12 +11,9 @@ from dataclasses import replace
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
 from ps_protocol.errors import PsError, Retryable
 from ps_protocol.retry import COORDINATOR
+from ps_protocol.times import BRIEF_CALL_SECONDS
+from ps_worker import times
 from ps_worker.session.reporting import log
-
-_PARKED_SECONDS = 5.0
-_AGAIN_SECONDS = 5.0
-_CALL_SECONDS = 2.0
-
 
 #: One request to the coordinator, with the seconds it may wait and the deadline; repeated until it is answered.
 LeaseCall = Callable[[LeaseAsk, float, float], LeaseAnswer]
@@ -111,7 +108,7 @@ class LeaseFeed:
             # A request under way has a lower sequence: it comes before this one, or is refused.
             ask = self._request(next(self._sequences), 0)
         try:
-            self._call(ask, 0.0, _CALL_SECONDS)
+            self._call(ask, 0.0, BRIEF_CALL_SECONDS)
         except PsError as error:
             log.warning(
                 "leases", "leases on '%s' are given back when this worker leaves: %s", self._wish.dataset, error
@@ -129,7 +126,7 @@ class LeaseFeed:
         while (request := self._next_request()) is not None:
             ask, wait_seconds = request
             try:
-                answer = self._call(ask, wait_seconds, _CALL_SECONDS)
+                answer = self._call(ask, wait_seconds, BRIEF_CALL_SECONDS)
             except Retryable as error:
                 self._take_in(ask, LeaseAnswer(epoch=self.lease_epoch), error)
             except PsError as error:
@@ -145,7 +142,7 @@ class LeaseFeed:
                 self._pause_seconds = COORDINATOR.after(self._pause_seconds)
                 self._changed.wait_for(lambda: self._ended, self._pause_seconds)
             elif self._stalled and not self._dry:
-                self._changed.wait_for(lambda: self._dry or self._ended, _AGAIN_SECONDS)
+                self._changed.wait_for(lambda: self._dry or self._ended, times.LEASE_SECONDS)
             self._changed.wait_for(lambda: not self._ready or self._ended)
             if self._ended:
                 return None
@@ -153,7 +150,7 @@ class LeaseFeed:
                 self._unanswered = next(self._sequences)
             # Only a request without a report is parked, since others may wait for the report; and not the first one,
             # so that the holders of the remaining items are known soon.
-            wait_seconds = _PARKED_SECONDS if self._dry and self._stalled else 0.0
+            wait_seconds = times.LEASE_SECONDS if self._dry and self._stalled else 0.0
             return self._request(self._unanswered, self._wish.lease_items), wait_seconds
 
     def _request(self, sequence: int, lease_items: int) -> LeaseAsk:

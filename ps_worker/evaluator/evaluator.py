@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from ps_protocol import times
 from ps_protocol.cluster.answers import StepAnswer
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import ModelMismatch, ModelMoved, Retryable, UnknownModel
@@ -27,9 +28,6 @@ from ps_worker.tables.table import NO_TABLES, DeclaredTables, declared, matched,
 from ps_worker.transport.replies import Peer
 
 T = TypeVar("T")
-
-#: How long to wait for shards once the job is finished: they may be gone for good.
-_LAST_SECONDS = 2.0
 
 
 def follow(session: Session, source: Source, name: str, min_interval_seconds: float) -> Iterator[int]:
@@ -145,7 +143,7 @@ class Evaluator:
         """``call``, repeated while the shard is away, up to the reconnect timeout."""
         session = self._session
         attempts = Attempts(SHARD.within(session.config.reconnect_timeout_seconds))
-        last = Attempts(SHARD.within(_LAST_SECONDS))
+        last = Attempts(SHARD.within(times.END_SECONDS))
         while True:
             peer = Peer(shard, session.shard_address(shard))
             spec = self._shard_map.spec

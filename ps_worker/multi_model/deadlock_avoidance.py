@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import Consistency
 from ps_protocol.retry import Retry
+from ps_worker import times
 from ps_worker.multi_model.no_op_steps import end_no_op_steps
 from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
@@ -21,9 +22,6 @@ from ps_worker.transport.replies import Peer
 
 LOOKS = Retry(0.2, 2.0)
 """A step that takes longer than the first pause is checked; then again after pauses that double."""
-
-_AGAIN_SECONDS = 0.02
-"""The pause after a no-op step: the next one may be needed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +175,7 @@ class DeadlockAvoidance:
             for model in self._models():
                 if self._is_needed(wait, model):
                     self._begin(wait, model)
-                    wait.pause_seconds = _AGAIN_SECONDS
+                    wait.pause_seconds = times.NO_OP_AGAIN_SECONDS
         except (PsError, ValueError) as error:  # ValueError: the channel has been closed
             log.debug("the clocks of other workers are not known: %s", error)
         wait.look_at = time.monotonic() + wait.pause_seconds

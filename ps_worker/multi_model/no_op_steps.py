@@ -8,11 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 from ps_protocol.errors import Unavailable
+from ps_worker import times
 from ps_worker.step.remote_model import RemoteModel
-
-_PAUSE_SECONDS = 0.01
-_LAST_STEP_SECONDS = 0.2
-_AGAIN_SECONDS = 0.1
 
 
 @contextmanager
@@ -28,7 +25,7 @@ def no_op_steps(models: Sequence[RemoteModel], others_wait: Callable[[], bool]) 
     stop = threading.Event()
 
     def steps(model: RemoteModel) -> None:
-        while not stop.wait(_PAUSE_SECONDS):
+        while not stop.wait(times.NO_OP_PAUSE_SECONDS):
             if others_wait():
                 model.no_op_step()
 
@@ -50,12 +47,12 @@ def end_no_op_steps(running: Mapping[Future[None], RemoteModel]) -> BaseExceptio
 
     Whether the push of an interrupted step arrived is not known: its model has to be pulled.
     """
-    late = wait(running, _LAST_STEP_SECONDS).not_done
+    late = wait(running, 0.2).not_done
     waiting = late
     while waiting:
         for future in waiting:
             running[future].interrupt()
-        waiting = wait(waiting, _AGAIN_SECONDS).not_done
+        waiting = wait(waiting, 0.1).not_done
     for future in late:
         running[future].resume()
     errors = (future.exception() for future in running if not _was_interrupted(future, late))

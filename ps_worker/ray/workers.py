@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from ps_protocol.client.worker_requests import JOINING_SECONDS
+from ps_protocol import times
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import Fenced, PsError, Retryable, Unavailable
 from ps_protocol.launch.restarts import Restarts
@@ -146,7 +146,7 @@ class RayWorkers:
         for rank in ranks:
             if rank not in self._running.values() or rank in self._ending:
                 continue
-            if self._budget.age(rank, time.monotonic()) < JOINING_SECONDS:
+            if self._budget.age(rank, time.monotonic()) < times.JOINING_SECONDS:
                 continue
             if self._budget.used + len(self._ending) >= self._budget.total:
                 total = self._budget.total

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import EventLogger
+from ps_worker import times
 
 log = EventLogger("ps_worker")
-
-TOUCH_SECONDS = 5.0
-"""A probe takes a process for hung after many times that."""
 
 
 class AliveFile:
@@ -50,7 +48,7 @@ class AliveFile:
 
     def _touch(self) -> None:
         failed = False
-        while not self._stopped.wait(TOUCH_SECONDS):
+        while not self._stopped.wait(times.TOUCH_SECONDS):
             try:
                 self._path.touch()
                 failed = False

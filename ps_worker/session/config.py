@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+from ps_protocol import times
 from ps_protocol.cluster.address import split_address
 from ps_protocol.cluster.service_links import is_service_link
 from ps_protocol.cluster.tf_config import TfConfig
@@ -18,18 +19,14 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.session.torchrun import hinted_rank, is_one_of_several, with_host
+from ps_worker.times import TERMINATION_SECONDS
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT_SECONDS = 60.0
 
 METRICS_OFF = "off"
 """The value of PS_METRICS_PORT that is the default."""
 
-TERMINATION_SECONDS = 3.0
-"""Less than the 5 s that ps-run leaves a script between SIGTERM and SIGKILL."""
-
-RECONNECT_TIMEOUT_SECONDS = 60.0
 
 _SHM, _BULK = Transport.SHM, Transport.BULK
 
@@ -53,9 +50,9 @@ class WorkerConfig:
     #: A torch device such as "cuda:1"; None: a GPU where there is one.
     device: str | None = None
     #: How long to wait for the coordinator and for the cluster to be complete.
-    connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS
+    connect_timeout_seconds: float = times.PATIENCE_SECONDS
     #: How long to wait for a coordinator or shard that went away.
-    reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS
+    reconnect_timeout_seconds: float = times.PATIENCE_SECONDS
     #: The transport to try first: one of ``TRANSPORTS``.
     transport: str = "auto"
     #: Take the rank from a process that may still run.
@@ -112,7 +109,7 @@ class WorkerConfig:
             transport=_transport(transport or environ.get("PS_TRANSPORT") or "auto"),
             connect_timeout_seconds=connect_timeout(environ, connect_timeout_seconds),
             reconnect_timeout_seconds=_seconds(
-                environ, "PS_RECONNECT_TIMEOUT", reconnect_timeout_seconds, RECONNECT_TIMEOUT_SECONDS
+                environ, "PS_RECONNECT_TIMEOUT", reconnect_timeout_seconds, times.PATIENCE_SECONDS
             ),
             termination_seconds=_seconds(environ, "PS_TERMINATION_SECONDS", None, TERMINATION_SECONDS),
             alive_file=Path(environ["PS_ALIVE_FILE"]) if "PS_ALIVE_FILE" in environ else None,
@@ -137,7 +134,7 @@ def runs_alone(
 def connect_timeout(environ: Mapping[str, str], argument: float | None) -> float:
     """Seconds to wait for the cluster to be complete. Raises ConfigError."""
     given = {name: value for name, value in environ.items() if value}
-    return _seconds(given, "PS_CONNECT_TIMEOUT", argument, CONNECT_TIMEOUT_SECONDS)
+    return _seconds(given, "PS_CONNECT_TIMEOUT", argument, times.PATIENCE_SECONDS)
 
 
 def _first(*values: T | None) -> T | None:

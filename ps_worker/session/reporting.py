@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from ps_protocol import times
 from ps_protocol.cluster.transport import IN_CLEAR
 from ps_protocol.cluster.view import ClusterView, Member, MemberStats, Role
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
-
-HINT_SECONDS = 5.0
-_MARK_SECONDS = 0.25
 
 log = EventLogger("ps_worker")
 
@@ -180,7 +178,7 @@ class Progress:
     def hint(self, text: str) -> None:
         """Log what the worker waits for, at most every 5 seconds."""
         now = time.monotonic()
-        if now - self._hinted_at >= HINT_SECONDS:
+        if now - self._hinted_at >= times.HINT_SECONDS:
             self._hinted_at = now
             log.warning("waiting", "%s: %s", self._member, text)
 
@@ -247,7 +245,7 @@ class StatsWindow:
 
     def _add(self, now: float, steps: int, samples: int, nbytes: int) -> None:
         marks = self._marks
-        if marks and now - marks[-1].at_seconds >= _MARK_SECONDS:
+        if marks and now - marks[-1].at_seconds >= 0.25:
             marks.append(self._totals_at(now))
             self._forget(now)
         self._steps += steps

@@ -29,6 +29,8 @@ from ps_protocol.retry import COORDINATOR, Attempts
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
+from ps_protocol.times import BRIEF_CALL_SECONDS, REPEATED_CALL_SECONDS
+from ps_worker import times
 from ps_worker.session.alive import AliveFile
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
 from ps_worker.session.device import check_device, device_of
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
     from ps_protocol.metrics.server import MetricsServer
 
 T = TypeVar("T")
-
-_BARRIER_SECONDS = 1.0
-_TRY_SECONDS = 2.0
 
 
 class Session:
@@ -251,7 +250,7 @@ class Session:
 
     def close_model(self, ask: ClosedModelAsk) -> None:
         """See CoordinatorClient.close_model; for a release, repeated until the other workers have closed it, too."""
-        member, wait = self._membership.member, _BARRIER_SECONDS * ask.release
+        member, wait = self._membership.member, times.WAIT_SECONDS * ask.release
         self._persist(lambda seconds: self._client.close_model(member, ask, wait, seconds))
 
     def epoch(self, model: str) -> int:
@@ -302,7 +301,7 @@ class Session:
             self.check()
             # The shards first: from now on no step of the ending phase waits for this worker.
             announce()
-            reply = self._persist(lambda seconds: self._client.barrier(member, self._phase, _BARRIER_SECONDS, seconds))
+            reply = self._persist(lambda left: self._client.barrier(member, self._phase, times.WAIT_SECONDS, left))
             if reply.released:
                 break
             self.wait_hint("waiting at the barrier for worker " + ", ".join(map(str, reply.missing_ranks)))
@@ -314,7 +313,7 @@ class Session:
 
     def try_exchange(self, key: ExchangeKey, payload: bytes) -> ExchangeState:
         """``exchange`` once, waiting neither for other workers nor for a coordinator that is away. Raises PsError."""
-        return self._client.exchange(self._membership.member, key, payload, 0.0, _TRY_SECONDS)
+        return self._client.exchange(self._membership.member, key, payload, 0.0, BRIEF_CALL_SECONDS)
 
     def record_step(self, samples: int | None, staleness: int, bytes: int, clock: int = 0) -> None:
         """Count one push; ``bytes`` were transferred in both directions. ``clock``: of this phase, with the push."""
@@ -389,7 +388,7 @@ class Session:
         attempts = Attempts(COORDINATOR.within(self._config.reconnect_timeout_seconds))
         while True:
             try:
-                return call(max(0.1, min(5.0, attempts.left_seconds)))
+                return call(max(0.1, min(REPEATED_CALL_SECONDS, attempts.left_seconds)))
             except Retryable as error:
                 if (pause := attempts.pause_after(error)) is None:
                     raise

@@ -22,7 +22,6 @@ VARIABLE = "PS_TENSORBOARD"
 WAITING = 10_000
 """Reports that may wait to be written; more are left out."""
 
-END_SECONDS = 10.0
 
 Values = Mapping[str, float | torch.Tensor]
 
@@ -78,14 +77,14 @@ class ReportedScalars:
         except queue.Full:
             self._left_out += 1
 
-    def close(self) -> None:
-        """Write what waits, for some seconds at most. Safe to repeat."""
+    def close(self, seconds: float = 10.0) -> None:
+        """Write what waits, for some ``seconds`` at most. Safe to repeat."""
         if self._thread.is_alive():
             try:
-                self._waiting.put(None, timeout=END_SECONDS)
+                self._waiting.put(None, timeout=seconds)
             except queue.Full:
                 pass  # told below
-            self._thread.join(END_SECONDS)
+            self._thread.join(seconds)
         left = self._left_out + self._waiting.qsize()
         if left:
             logger.warning("report", "TensorBoard lacks %d calls of cluster.report(), which came too fast", left)

@@ -15,26 +15,21 @@ from dataclasses import dataclass
 
 import torch
 
+from ps_protocol import times as shared
 from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.errors import InvalidRequest, NotReady, PsError
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import Consistency
 from ps_protocol.retry import OTHERS
+from ps_worker import times
 from ps_worker.memory.flat import FlatModel
 from ps_worker.session.session import Session
-from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS
 from ps_worker.step.pipeline import StepPipeline
 from ps_worker.step.summary import Writes
 
 logger = EventLogger("ps_worker")
 
-UNBOUNDED_SECONDS = 60.0
-"""How long values that are set before the first step wait, where no step waits, for a worker that has not declared
-the model: perhaps it does not train it."""
-
-END_SECONDS = 2.0
-"""How long a worker that has set values waits at its end for others that have."""
 
 _REMEDY = (
     "set values before cluster.optimizer(...), or call optimizer.assign() on one worker and then cluster.barrier(); "
@@ -207,7 +202,7 @@ class AssignedValues:
             return
         own = self._digest(written)
         told = self._told_at_end(written)
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + times.LAST_VALUES_SECONDS
         while not told and len(self._session.workers) > 1 and time.monotonic() < deadline:
             time.sleep(OTHERS.longest_seconds)
             told = self._told_at_end(written)
@@ -261,7 +256,7 @@ class AssignedValues:
 
     def _wait_for_others_first_values(self) -> None:
         bounded = self._session.consistency.mode.bounded
-        deadline = time.monotonic() + (INITIAL_TIMEOUT_SECONDS if bounded else UNBOUNDED_SECONDS)
+        deadline = time.monotonic() + (shared.LONG_PATIENCE_SECONDS if bounded else shared.PATIENCE_SECONDS)
         others, pause = set(self._session.workers) - {self._session.rank}, 0.0
         while others:
             statuses = self._pipeline.on_each(lambda stream: stream.values.status())
@@ -354,7 +349,7 @@ class AssignedValues:
 
     def _agree(self, written: tuple[int, ...]) -> None:
         """Wait until the worker of the lowest rank has set ``written`` too. Raises InvalidRequest where it has not."""
-        deadline = time.monotonic() + INITIAL_TIMEOUT_SECONDS
+        deadline = time.monotonic() + shared.LONG_PATIENCE_SECONDS
         pause = 0.0
         while not self._session.initialiser():
             # The lowest rank waits until each shard knows that this worker has the first values.

@@ -15,11 +15,6 @@ from ps_worker.step.shard_stream import ShardStream
 from ps_worker.tables.initial import InitialRows, uploads
 from ps_worker.tables.row_router import RowRouter
 
-INITIAL_TIMEOUT_SECONDS = 600.0
-"""How long to wait for the worker that uploads the initial values."""
-
-_POLL_SECONDS = 0.1
-
 #: Repeats a call until the shard of a stream answers.
 Persistently = Callable[[ShardStream, Callable[[], Any]], Any]
 
@@ -60,7 +55,7 @@ class FirstValues:
                 )
             if empty:
                 self._session.wait_hint(f"waiting for the initial values of model '{name}' from the lowest rank")
-                time.sleep(_POLL_SECONDS)
+                time.sleep(0.1)
         self._state = {}
 
     def _upload(self, empty: Mapping[int, ShardStream], router: RowRouter, persistently: Persistently) -> None:

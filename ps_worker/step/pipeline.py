@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ps_protocol import times
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, Retryable, StateLost, StorageFull
 from ps_protocol.logs import EventLogger
@@ -28,7 +29,7 @@ from ps_worker.model.optimizer_state import StateByNumber, join_state, split_sta
 from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.reporting import WaitReason
 from ps_worker.session.session import Session
-from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS, FirstValues
+from ps_worker.step.first_values import FirstValues
 from ps_worker.step.gradients import Gradients
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.step.summary import PLAIN, Outcome, StepPush, StepSummary, StreamPosition, Style
@@ -45,12 +46,6 @@ State = dict[int, dict[str, torch.Tensor]]
 
 _OTHERS = {mode: WaitReason.ROUND if mode.collects else WaitReason.BOUND for mode in Mode}
 """What a step of each mode waits for when it waits for other workers."""
-
-RECONNECT_TIMEOUT_SECONDS = 60.0
-"""How long a shard may be away before a step gives up."""
-
-_FULL_SECONDS = 0.5
-"""Between two tries of a push that a shard has no room to log."""
 
 
 class StepPipeline:
@@ -72,8 +67,8 @@ class StepPipeline:
         *,
         initial_rows: InitialRows = MappingProxyType({}),
         initial_state: StateByNumber = MappingProxyType({}),
-        reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
-        initial_timeout_seconds: float = INITIAL_TIMEOUT_SECONDS,
+        reconnect_timeout_seconds: float = times.PATIENCE_SECONDS,
+        initial_timeout_seconds: float = times.LONG_PATIENCE_SECONDS,
     ) -> None:
         self.name = shard_map.spec.name
         self.reconnect_timeout_seconds = reconnect_timeout_seconds
@@ -228,7 +223,7 @@ class StepPipeline:
     def _pause_for_room(self, error: StorageFull) -> None:
         self._check_wait(error)
         self._session.wait_hint(f"waiting: {error.message}; {error.remedy}")
-        time.sleep(_FULL_SECONDS)
+        time.sleep(0.5)
 
     def _summary(self, push: StepPush, answers: list[StepSummary]) -> StepSummary:
         """All ``answers`` to ``push`` together. Raises the first of their errors, with notes of the others."""

@@ -10,6 +10,7 @@ import grpc
 import torch
 from google.protobuf.message import DecodeError
 
+from ps_protocol import times
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer
 from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.errors import InternalError
@@ -24,12 +25,6 @@ from ps_worker.transport.call_messages import CallMessages, result_of
 from ps_worker.transport.replies import GrpcReplies, Peer, read_answer, read_message, read_payload, rpc_errors
 
 _SERVICE = "/ps_protocol.v1.Shard/"
-
-CALL_SECONDS = 30.0
-"""Deadline of a call that moves no tensors, and of waiting for the first byte of one that does."""
-
-SLOWEST_BYTES_PER_SECOND = 10e6
-"""The deadline of a transfer assumes this rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +56,7 @@ class ShardClient:
         """The state of the model on this shard. Safe to repeat."""
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(_SERVICE + "GetModel")
         with rpc_errors(self.peer):
-            data = call(pb.GetModelRequest(model=self.model).SerializeToString(), timeout=CALL_SECONDS)
+            data = call(pb.GetModelRequest(model=self.model).SerializeToString(), timeout=times.SHARD_CALL_SECONDS)
         return model_status_from_pb(pb.ModelStatus.FromString(data))
 
     def pull(self, place: Callable[[StepAnswer], Sequence[memoryview]], region_bytes: int) -> int:
@@ -200,7 +195,7 @@ def _state_pieces(header: pb.LoadHeader, entries: Sequence[StateEntry]) -> list[
 
 
 def _seconds(transfer_bytes: int) -> float:
-    return CALL_SECONDS + transfer_bytes / SLOWEST_BYTES_PER_SECOND
+    return times.SHARD_CALL_SECONDS + transfer_bytes / times.SLOWEST_BYTES_PER_SECOND
 
 
 def _ignore(_: str) -> None:

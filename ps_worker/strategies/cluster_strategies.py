@@ -21,9 +21,6 @@ from ps_worker.strategies.base import Strategy
 _FIT, _RESTORE = "fit", "fit restores"
 """Names of exchanges: those of the epochs of a fit, and of what comes before them."""
 
-VIEW_SECONDS = 60.0
-"""How long a worker waits to be told of the mode that it has set."""
-
 
 class ParameterServer(Strategy):
     """Variables on shards, which run the optimizer; workers at their own pace, or in step with ``mode="sync"``.
@@ -90,10 +87,11 @@ class ParameterServer(Strategy):
         try:
             self.cluster.set_mode(mode, staleness=staleness, backup=backup, grace_seconds=grace_seconds)
             # What is asked of this view next goes by the mode: how data is split, and how many replicas are in sync.
-            seen = self._session.wait_for(lambda view: view.consistency.mode.value == mode, VIEW_SECONDS)
+            patience_seconds = self._session.patience_seconds
+            seen = self._session.wait_for(lambda view: view.consistency.mode.value == mode, patience_seconds)
             if not seen:
                 raise Unavailable(
-                    f"the job's mode is not seen to be {mode} after {VIEW_SECONDS:g} s",
+                    f"the job's mode is not seen to be {mode} after {patience_seconds:g} s",
                     remedy="see whether another process changes the mode of this job",
                 )
         except BaseException:

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.times import LONG_PATIENCE_SECONDS
 from ps_worker.data.equal_batches import equal_share
 from ps_worker.session.device import check_device
 from ps_worker.strategies.base import Strategy
 from ps_worker.strategies.clipping import clip_in_steps
 from ps_worker.strategies.placement import Placement, placement
-from ps_worker.strategies.process_group import TIMEOUT_SECONDS, ProcessGroup, backend_for, lost_replicas
+from ps_worker.strategies.process_group import ProcessGroup, backend_for, lost_replicas
 from ps_worker.strategies.reductions import check_reduction, hook_of
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class DataParallel(Strategy):
         devices: int | str | Sequence[str] | None = None,
         communication: str = "auto",
         reduction: str | None = None,
-        timeout_seconds: float = TIMEOUT_SECONDS,
+        timeout_seconds: float = LONG_PATIENCE_SECONDS,
         module_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Raises ConfigError for what this machine cannot run, Unavailable when replicas do not come."""

@@ -11,13 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ps_protocol import times
 from ps_protocol.errors import ConfigError, ModelMismatch, Unavailable
 from ps_worker.strategies.placement import Placement
 
 COMMUNICATIONS = ("auto", "gloo", "nccl")
 
-TIMEOUT_SECONDS = 600.0
-"""How long a replica waits for another in one exchange before it gives up."""
 
 _LOST = "a replica was lost, or did not come to the same exchange"
 
@@ -47,7 +46,7 @@ def backend_for(communication: str, device: torch.device) -> str:
 class ProcessGroup:
     """All replicas of the job; one alone has no group and exchanges nothing. Used from the training thread."""
 
-    def __init__(self, place: Placement, backend: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, place: Placement, backend: str, timeout_seconds: float = times.LONG_PATIENCE_SECONDS) -> None:
         """Wait for all replicas. A group that the script has opened is used and left open. Raises Unavailable."""
         self.place = place
         self._owned = bool(place.rendezvous) and not dist.is_initialized()

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from ps_protocol import times
 from ps_protocol.cluster.answers import Answer, OpenedStream, WaitingAnswer
 from ps_protocol.cluster.requests import (
     ArriveRequest,
@@ -31,8 +32,6 @@ from ps_worker.transport.call_messages import CallMessages
 from ps_worker.transport.replies import GrpcReplies, Place, read_answer, rpc_errors, typed
 
 _METHOD = "/ps_protocol.v1.Shard/Step"
-
-_END_SECONDS = 2.0
 
 
 class GrpcClientTransport:
@@ -128,7 +127,7 @@ class GrpcClientTransport:
 
     def reason(self) -> PsError | None:
         """The error that the shard ended the call with; None: no error. A broken side channel does not have it."""
-        if not self._ended.wait(_END_SECONDS) or self._call.code() is grpc.StatusCode.OK:
+        if not self._ended.wait(times.END_SECONDS) or self._call.code() is grpc.StatusCode.OK:
             return None
         failed: Any = self._call  # a failed call is an RpcError, which grpc's types do not declare
         return typed(failed, self._peer)

@@ -18,14 +18,12 @@ from ps_protocol.security.settings import BulkSecurity
 from ps_protocol.wire.carrier import Carrier, PlainCarrier
 from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_protocol.wire.unix_peer import check_peer
+from ps_worker import times
 from ps_worker.transport.base import ClientTransport, Link
 from ps_worker.transport.grpc_stream import GrpcClientTransport
 from ps_worker.transport.socket_stream import SocketClientTransport
 
 logger = EventLogger("ps_worker")
-
-CONNECT_SECONDS = 3.0
-"""How long to wait for a side channel, once for each stream that is opened."""
 
 
 def open_stream(channel: grpc.Channel, link: Link, request: OpenRequest) -> tuple[OpenedStream, ClientTransport]:
@@ -53,7 +51,7 @@ def _attached(anchor: GrpcClientTransport, link: Link, offered: SideChannel) -> 
     """Raises OSError, ValueError, PsError when this side channel does not work; the anchor stays open."""
     transport = SocketClientTransport(_connect(link, offered), anchor, link)
     try:
-        transport.attach(offered, CONNECT_SECONDS)
+        transport.attach(offered, times.SIDE_CHANNEL_SECONDS)
         return transport
     except BaseException:
         transport.abandon()
@@ -83,12 +81,12 @@ def _connect(link: Link, offered: SideChannel) -> Carrier:
         return _connect_unix(offered.name, link.security.settings.shm_uid)
     host = link.peer.address.rpartition(":")[0].strip("[]")
     context = _context(link, offered)
-    sock = socket.create_connection((host, offered.port), CONNECT_SECONDS)
+    sock = socket.create_connection((host, offered.port), times.SIDE_CHANNEL_SECONDS)
     try:
         if context is None:
             return PlainCarrier(sock)
         carrier = TlsCarrier(sock, context, str(link.peer), host=host)
-        carrier.wait_for_handshake(CONNECT_SECONDS)
+        carrier.wait_for_handshake(times.SIDE_CHANNEL_SECONDS)
         return carrier
     except BaseException:
         sock.close()
@@ -100,7 +98,7 @@ def _connect_unix(path: str, shm_uid: int | None) -> PlainCarrier:
         raise ValueError(f"{path!r} is not an absolute path")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.settimeout(CONNECT_SECONDS)
+        sock.settimeout(times.SIDE_CHANNEL_SECONDS)
         sock.connect(path)
         check_peer(sock, shm_uid)
     except PermissionError as error:

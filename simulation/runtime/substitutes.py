@@ -23,7 +23,7 @@ from ps_server.log import record, segment_size
 from ps_server.serving import grpc_server
 from ps_server.shard.durability import snapshotter
 from ps_server.shard.reshard import resharding
-from ps_worker.multi_model import no_op_steps
+from ps_worker import times
 from simulation.runtime import futures, locks, threads, wait
 from simulation.runtime.aio_clients import AioChannel
 from simulation.runtime.clients import Channel
@@ -43,7 +43,7 @@ PORT = 7000
 _PERIODS: Sequence[tuple[ModuleType, str, float]] = (
     (snapshotter, "_SMALL_BYTES", 0),
     (snapshotter, "_LOOK_SECONDS", 0.7),
-    (no_op_steps, "_PAUSE_SECONDS", 0.2),
+    (times, "NO_OP_PAUSE_SECONDS", 0.2),
 )
 """What is asked for many times a second: a step takes about a second here, and nothing happens meanwhile."""
 

@@ -18,8 +18,8 @@ from ps_server.coordinator.config import configure
 from ps_server.coordinator.elasticity.engines import kubernetes
 from ps_server.entry import MODULES
 from ps_server.settings import configured
-from ps_worker.session.alive import TOUCH_SECONDS
 from ps_worker.session.config import WorkerConfig
+from ps_worker.times import TOUCH_SECONDS
 from tests.deploy.manifests import ALL, ROOT, Pod, pods
 
 #: Variables of the manifests that are not of torch-ps.

@@ -315,7 +315,7 @@ def test_values_that_are_set_at_the_start_do_not_wait_for_a_worker_that_is_lost_
 
 
 def test_a_worker_that_does_not_train_the_model_is_not_waited_for_for_ever_in_async(caplog, monkeypatch):
-    monkeypatch.setattr(assigned_values, "UNBOUNDED_SECONDS", 0.2)
+    monkeypatch.setattr("ps_protocol.times.PATIENCE_SECONDS", 0.2)
 
     def work(cluster):
         if cluster.rank == 0:
@@ -335,7 +335,7 @@ def test_a_worker_that_does_not_train_the_model_is_not_waited_for_for_ever_in_as
 
 @pytest.mark.parametrize("stepped", [True, False])
 def test_what_another_rank_than_the_lowest_sets_last_is_said_at_the_end(stepped, caplog, monkeypatch):
-    monkeypatch.setattr(assigned_values, "END_SECONDS", 0.1)
+    monkeypatch.setattr("ps_worker.times.LAST_VALUES_SECONDS", 0.1)
 
     def work(cluster):
         model = net()
@@ -500,7 +500,7 @@ def test_in_async_weights_swapped_for_an_evaluation_are_no_error(caplog):
 @pytest.mark.parametrize("alike", [True, False])
 def test_what_all_ranks_set_last_is_kept_and_said_only_where_they_differ(mode, first, alike, caplog, monkeypatch):
     """Whichever rank comes to its end first."""
-    monkeypatch.setattr(assigned_values, "END_SECONDS", 60)
+    monkeypatch.setattr("ps_worker.times.LAST_VALUES_SECONDS", 60)
     ending = threading.Event()
     told = assigned_values.AssignedValues._told_at_end
 

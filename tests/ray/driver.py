@@ -23,10 +23,11 @@ import ray
 import torch
 
 import ps_worker
+from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.model_status import shard_maps, statuses_of
 from ps_protocol.errors import PsError
-from ps_worker.ray import RayCluster, workers
+from ps_worker.ray import RayCluster
 from tests.ray import BEFORE, STEPS
 
 LIMIT_SECONDS = 300.0
@@ -123,7 +124,7 @@ def killed(folder: Path) -> dict[str, Any]:
 
 def hanging(folder: Path) -> dict[str, Any]:
     """A worker stands still in a running job: the coordinator loses it, and asks this driver for another one."""
-    workers.JOINING_SECONDS = 5.0
+    times.JOINING_SECONDS = 5.0
     options = ("--lease-seconds", "5")
     with RayCluster(1, 2, coordinator_options=options, start_timeout_seconds=LIMIT_SECONDS) as cluster:
         results = cluster.run(train, {"folder": str(folder), "pushes": 2 * STEPS + BEFORE, "hangs": True})

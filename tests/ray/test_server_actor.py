@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from ps_protocol import times
 from ps_protocol.errors import Unavailable
-from ps_protocol.launch import life, shim
+from ps_protocol.launch import shim
 from ps_worker import own_server
 from ps_worker.ray.actors import ServerActor, WorkerActor
 from ps_worker.ray.commands import worker_environment
@@ -141,7 +142,7 @@ def test_the_end_of_a_server_is_told(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_that_is_stopped_is_killed_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "HANGS_SECONDS", 1.0)
+    monkeypatch.setattr(times, "HANGS_SECONDS", 1.0)
     monkeypatch.setattr(own_server, "_WATCH_SECONDS", 0.05)
     with serving("lives", name=ServerName(ServerKind.COORDINATOR)) as (actor, ends):
         pid = int(actor.address(60.0).rpartition(" ")[2])
@@ -154,7 +155,7 @@ def test_a_coordinator_that_is_stopped_is_killed_and_that_is_told(monkeypatch: p
 
 
 def test_a_shard_that_is_stopped_is_killed_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "HANGS_SECONDS", 1.0)
+    monkeypatch.setattr(times, "HANGS_SECONDS", 1.0)
     monkeypatch.setattr(own_server, "_WATCH_SECONDS", 0.05)
     with serving() as (actor, ends):
         os.kill(int(actor.address(60.0).rpartition(" ")[2]), signal.SIGSTOP)

@@ -193,7 +193,7 @@ def test_a_worker_that_hangs_is_killed_and_started_again_within_the_restarts(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = workers(RayPlan(shards=1, workers=2, worker_restarts=1))
-    monkeypatch.setattr(importlib.import_module("ps_worker.ray.workers"), "JOINING_SECONDS", 0.0)
+    monkeypatch.setattr("ps_protocol.times.JOINING_SECONDS", 0.0)
     asked = iter([(), (1, 0), (0, 1, 7)])
 
     def check() -> None:

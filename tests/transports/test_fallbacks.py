@@ -16,7 +16,6 @@ from ps_protocol.errors import PsError
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_server.shard.config import ShardConfig, SideChannelConfig
 from ps_server.shard.transport.side_channels import SideChannels
-from ps_worker.transport import negotiate
 from tests.support.ports import free_port
 from tests.support.shards import wait_until
 from tests.transports.support import (
@@ -124,7 +123,7 @@ def test_a_unix_socket_that_cannot_be_reached_is_passed_over(monkeypatch, name):
 
 
 def test_a_port_that_swallows_what_is_sent_to_it_costs_a_moment_and_is_passed_over(monkeypatch):
-    monkeypatch.setattr(negotiate, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr("ps_worker.times.SIDE_CHANNEL_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as swallowing, trains_over("grpc", "bulk"):
         monkeypatch.setattr(SideChannels, "port", swallowing.getsockname()[1])
 

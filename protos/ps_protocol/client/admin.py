@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.client.coordinator import CONNECT_SECONDS, CoordinatorClient
+from ps_protocol import times
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.coordinator_streams import MoveStream
 from ps_protocol.client.model_status import (
     ModelRates,
@@ -36,7 +37,6 @@ from ps_protocol.model.spec import Consistency
 if TYPE_CHECKING:
     from ps_protocol.client.row_loader import RowLoader
 
-_LOOK_SECONDS = 0.5
 
 _WORKERS = re.compile(r"(\d+)-workers?")
 
@@ -129,7 +129,7 @@ class AdminClient:
         """Close the connection; calls in progress raise Unavailable."""
         self._client.close()
 
-    def connect(self, timeout_seconds: float = CONNECT_SECONDS) -> None:
+    def connect(self, timeout_seconds: float = times.CONNECT_SECONDS) -> None:
         """Return once the coordinator answers.
 
         Args:
@@ -392,7 +392,7 @@ class AdminClient:
             if over or seen.view.finished:
                 why = f"after {timeout_seconds:g} s" if over else "and the job has finished"
                 raise NotReady(f"not '{state}' {why}: {headline(seen)}")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(0.5)
 
     def _first_answer(self, deadline: float, on_wait: Callable[[str], None]) -> ClusterStatus:
         """The status, once the coordinator answers. Raises Unavailable after ``deadline``."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from ps_protocol import retry
+from ps_protocol import retry, times
 from ps_protocol.cluster.address import split_address
 from ps_protocol.errors import PsError, Unauthenticated, Unavailable
 from ps_protocol.rpc.channel import open_channel
@@ -20,9 +20,6 @@ from ps_protocol.rpc.reach import why_unreachable
 from ps_protocol.security.security import OFF, CredentialsReplaced, Security
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
-
-WAIT_REPORT_SECONDS = 3.0
-"""How often a wait for an absent coordinator is reported."""
 
 
 class CoordinatorConnection:
@@ -52,7 +49,7 @@ class CoordinatorConnection:
         while True:
             left = begin + timeout_seconds - time.monotonic()
             try:
-                self.once("GetStatus", pb.GetStatusRequest(), min(left, WAIT_REPORT_SECONDS), wait_for_ready=True)
+                self.once("GetStatus", pb.GetStatusRequest(), min(left, times.HINT_SECONDS), wait_for_ready=True)
                 return
             except Unavailable:
                 if self._closed.is_set():

@@ -11,7 +11,7 @@ from typing import Self
 
 import grpc
 
-from ps_protocol import PROTOCOL_VERSION
+from ps_protocol import PROTOCOL_VERSION, times
 from ps_protocol.client.connection import CoordinatorConnection
 from ps_protocol.client.coordinator_streams import MoveStream, ScaleStream, ViewStream
 from ps_protocol.client.member_sessions import MemberSessions
@@ -42,12 +42,6 @@ from ps_protocol.wire.convert.leases import answer_from_pb, ask_to_pb
 from ps_protocol.wire.convert.model import consistency_to_pb, shard_map_from_pb, spec_to_pb
 from ps_protocol.wire.convert.scaling import ask_to_scale_to_pb, order_from_pb
 
-CONNECT_SECONDS = 5.0
-"""How long a command that a person waits for tries to reach the coordinator."""
-
-CALL_SECONDS = 10.0
-"""How long a call is tried before it fails with Unavailable."""
-
 LINEAGE_VARIABLE = "PS_LINEAGE"
 """Set by a supervisor to the same text for all processes that it starts for one place, one after the other. Such a
 process does not wait for the lease of the one before it.
@@ -55,9 +49,6 @@ process does not wait for the lease of the one before it.
 
 EXIT_UNSAVED = 74
 """Exit code of a coordinator whose last checkpoint was not written; of ps-run too."""
-
-CHECKPOINT_SECONDS = 3600.0
-"""How long a whole job may take to be written or read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +106,11 @@ class CoordinatorClient:
         """See CoordinatorConnection."""
         self._connection.wait_until_reachable(timeout_seconds, on_wait)
 
-    def connect(self, timeout_seconds: float = CONNECT_SECONDS) -> None:
+    def connect(self, timeout_seconds: float = times.CONNECT_SECONDS) -> None:
         """See CoordinatorConnection."""
         self._connection.connect(timeout_seconds)
 
-    def join(self, spec: JoinSpec, token: str, timeout_seconds: float = CALL_SECONDS) -> Joined:
+    def join(self, spec: JoinSpec, token: str, timeout_seconds: float = times.CALL_SECONDS) -> Joined:
         """Become a member. ``token`` is random and the same for each repetition by one process.
 
         Raises ProtocolVersionMismatch, UnknownShard, InvalidRequest, Fenced for a shard for which newer state than
@@ -152,7 +143,7 @@ class CoordinatorClient:
         self,
         member: Member,
         stats: MemberStats,
-        timeout_seconds: float = CALL_SECONDS,
+        timeout_seconds: float = times.CALL_SECONDS,
         *,
         keeps_state: bool = False,
         sync: SyncWord | None = None,
@@ -170,7 +161,7 @@ class CoordinatorClient:
             self.sessions.of(member).renew(reply.session)
         return HeartbeatAnswer(reply.journal_mark, reply.next_seconds)
 
-    def announce_state(self, member: Member, stats: MemberStats, timeout_seconds: float = CALL_SECONDS) -> None:
+    def announce_state(self, member: Member, stats: MemberStats, timeout_seconds: float = times.CALL_SECONDS) -> None:
         """Report that the state of shard ``member`` is on disk under its incarnation; older state is refused then.
 
         Raises Fenced when the place was lost before.
@@ -184,7 +175,7 @@ class CoordinatorClient:
         self._connection.call("Heartbeat", request, timeout_seconds, metadata=self.sessions.metadata(member))
 
     def leave(
-        self, member: Member, reason: str = "", timeout_seconds: float = CALL_SECONDS, *, once: bool = True
+        self, member: Member, reason: str = "", timeout_seconds: float = times.CALL_SECONDS, *, once: bool = True
     ) -> None:
         """End the membership of ``member``. ``reason`` is empty at a clean end. Raises Fenced, Unavailable."""
         request = pb.LeaveRequest(
@@ -209,7 +200,7 @@ class CoordinatorClient:
             self._connection.stub.Watch(request, wait_for_ready=True, metadata=proof), self._connection.peer
         )
 
-    def declare_model(self, worker: Member, spec: ModelSpec, timeout_seconds: float = CALL_SECONDS) -> ShardMap:
+    def declare_model(self, worker: Member, spec: ModelSpec, timeout_seconds: float = times.CALL_SECONDS) -> ShardMap:
         """Declare a model: the first is placed, a later one must match.
 
         Raises ModelMismatch, NotReady while shards are missing, InvalidRequest or Fenced.
@@ -218,14 +209,14 @@ class CoordinatorClient:
         proof = self.sessions.metadata(worker)
         return shard_map_from_pb(self._connection.call("DeclareModel", request, timeout_seconds, metadata=proof))
 
-    def get_shard_map(self, model: str, timeout_seconds: float = CALL_SECONDS) -> ShardMap:
+    def get_shard_map(self, model: str, timeout_seconds: float = times.CALL_SECONDS) -> ShardMap:
         """The shard map of ``model``. Raises UnknownModel."""
         return shard_map_from_pb(
             self._connection.call("GetShardMap", pb.GetShardMapRequest(model=model), timeout_seconds)
         )
 
     def close_model(
-        self, worker: Member, ask: ClosedModelAsk, wait_seconds: float, timeout_seconds: float = CALL_SECONDS
+        self, worker: Member, ask: ClosedModelAsk, wait_seconds: float, timeout_seconds: float = times.CALL_SECONDS
     ) -> None:
         """``worker`` uses a model no more. For a release this waits up to ``wait_seconds`` for the others that do.
 
@@ -235,18 +226,18 @@ class CoordinatorClient:
         seconds, proof = wait_seconds + timeout_seconds, self.sessions.metadata(worker)
         self._connection.call("CloseModel", request, seconds, metadata=proof)
 
-    def release_model(self, model: str, timeout_seconds: float = CALL_SECONDS) -> int:
+    def release_model(self, model: str, timeout_seconds: float = times.CALL_SECONDS) -> int:
         """Drop a model; returns the bytes of its variables. Raises NotReady while used, UnknownModel, ModelReleased."""
         request = pb.ReleaseModelRequest(model=model)
         return int(self._connection.once("ReleaseModel", request, timeout_seconds, wait_for_ready=True).size_bytes)
 
-    def set_consistency(self, consistency: Consistency, timeout_seconds: float = CALL_SECONDS) -> ClusterView:
+    def set_consistency(self, consistency: Consistency, timeout_seconds: float = times.CALL_SECONDS) -> ClusterView:
         """Change the mode of the job. Raises InvalidRequest when it does not fit the cluster."""
         request = pb.SetConsistencyRequest(consistency=consistency_to_pb(consistency))
         return convert.view_from_pb(self._connection.call("SetConsistency", request, timeout_seconds))
 
     def barrier(
-        self, worker: Member, phase: int, wait_seconds: float, timeout_seconds: float = CALL_SECONDS
+        self, worker: Member, phase: int, wait_seconds: float, timeout_seconds: float = times.CALL_SECONDS
     ) -> BarrierState:
         """Arrive at the barrier that ends ``phase`` and wait there up to ``wait_seconds``; ask again if not released.
 
@@ -264,7 +255,7 @@ class CoordinatorClient:
         key: ExchangeKey,
         payload: bytes,
         wait_seconds: float = 0.0,
-        timeout_seconds: float = CALL_SECONDS,
+        timeout_seconds: float = times.CALL_SECONDS,
     ) -> ExchangeState:
         """Give ``payload`` for the exchange ``key`` and wait up to ``wait_seconds``; ask again if not complete.
 
@@ -276,7 +267,7 @@ class CoordinatorClient:
         return exchange_state_from_pb(self._connection.call("Exchange", request, seconds, metadata=proof))
 
     def lease_data(
-        self, worker: Member, ask: LeaseAsk, wait_seconds: float = 0.0, timeout_seconds: float = CALL_SECONDS
+        self, worker: Member, ask: LeaseAsk, wait_seconds: float = 0.0, timeout_seconds: float = times.CALL_SECONDS
     ) -> LeaseAnswer:
         """Report what was trained, then lease a range, waiting up to ``wait_seconds`` while others hold all items.
 
@@ -287,7 +278,7 @@ class CoordinatorClient:
         seconds, proof = wait_seconds + timeout_seconds, self.sessions.metadata(worker)
         return answer_from_pb(self._connection.call("LeaseData", request, seconds, metadata=proof))
 
-    def checkpoint(self, timeout_seconds: float = CHECKPOINT_SECONDS) -> tuple[str, int, float]:
+    def checkpoint(self, timeout_seconds: float = times.CHECKPOINT_SECONDS) -> tuple[str, int, float]:
         """Make a checkpoint; returns its folder, its bytes, the seconds it took.
 
         Raises InvalidRequest when the coordinator has no directory for them, NotReady, Unavailable, StorageFull.
@@ -296,7 +287,7 @@ class CoordinatorClient:
         return reply.folder, reply.size_bytes, reply.seconds
 
     def restore_checkpoint(
-        self, folder: str = "", timeout_seconds: float = CHECKPOINT_SECONDS
+        self, folder: str = "", timeout_seconds: float = times.CHECKPOINT_SECONDS
     ) -> tuple[str, list[str]]:
         """Restore ``folder``, else the newest checkpoint, into the running job; returns the folder and its models.
 
@@ -334,17 +325,17 @@ class CoordinatorClient:
         request = ask_to_scale_to_pb(ask)
         return ScaleStream(lambda: self._connection.stub.Scale(request), self._connection.peer, timeout_seconds)
 
-    def get_order(self, timeout_seconds: float = CALL_SECONDS) -> ScaleOrder:
+    def get_order(self, timeout_seconds: float = times.CALL_SECONDS) -> ScaleOrder:
         """Which workers and shards are to run. Not repeated without an answer."""
         answer = self._connection.once("GetWorkerRequest", pb.GetWorkerRequestRequest(), timeout_seconds)
         return order_from_pb(answer.scale)
 
-    def get_status(self, timeout_seconds: float = CALL_SECONDS, *, once: bool = False) -> ClusterStatus:
+    def get_status(self, timeout_seconds: float = times.CALL_SECONDS, *, once: bool = False) -> ClusterStatus:
         """The view, and every member with its last statistics. ``once``: not repeated without an answer."""
         call = self._connection.once if once else self._connection.call
         return convert.status_from_pb(call("GetStatus", pb.GetStatusRequest(), timeout_seconds))
 
-    def get_history(self, timeout_seconds: float = CALL_SECONDS, *, last_points: int = 0) -> JobHistory:
+    def get_history(self, timeout_seconds: float = times.CALL_SECONDS, *, last_points: int = 0) -> JobHistory:
         """The status with curves, events, checkpoints and placement. ``last_points``: of each curve; 0: all.
 
         Raises Unavailable at once where no coordinator answers.

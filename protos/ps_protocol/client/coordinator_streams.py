@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
+from ps_protocol import times
 from ps_protocol.cluster.scaling import ScaleProgress
 from ps_protocol.cluster.view import ClusterView, MoveProgress
 from ps_protocol.errors import NotReady, Unavailable
@@ -18,14 +19,6 @@ from ps_protocol.wire.convert import cluster as convert
 from ps_protocol.wire.convert.scaling import progress_of_scale_from_pb
 
 T = TypeVar("T")
-
-RECONNECT_SECONDS = 60.0
-"""How long a scaled job may be without its coordinator before a caller that waits for it gives up."""
-
-ANSWER_SECONDS = 30.0
-"""How long the coordinator may take for its first answer: the API of an engine may be slow."""
-
-_PAUSE_SECONDS = 0.5
 
 
 class ViewStream:
@@ -103,7 +96,7 @@ class MoveStream(ProgressStream[MoveProgress]):
 class ScaleStream:
     """What a job waits for until it has as many workers and shards as asked for. As ``ProgressStream``.
 
-    A coordinator that is lost meanwhile is asked again, for RECONNECT_SECONDS: it keeps what is wanted.
+    A coordinator that is lost meanwhile is asked again, for a minute: it keeps what is wanted.
     """
 
     def __init__(self, call: Callable[[], Any], peer: str, timeout_seconds: float | None) -> None:
@@ -119,7 +112,7 @@ class ScaleStream:
             stream = ProgressStream(self._call(), self._peer, progress_of_scale_from_pb)
             try:
                 # What is asked for is wanted once the coordinator has answered.
-                while (progress := stream.next(self._left(begin) if text else ANSWER_SECONDS)) is not None:
+                while (progress := stream.next(self._left(begin) if text else times.SHARD_CALL_SECONDS)) is not None:
                     heard, text = time.monotonic(), progress.text
                     yield progress
                     if progress.done:
@@ -128,7 +121,8 @@ class ScaleStream:
             except queue.Empty:
                 if not text:
                     raise Unavailable(
-                        f"{self._peer} has not answered for {ANSWER_SECONDS:g} s, and may not know what was asked for",
+                        f"{self._peer} has not answered for {times.SHARD_CALL_SECONDS:g} s, and may not know "
+                        "what was asked for",
                         remedy="scale again",
                     ) from None
                 raise NotReady(
@@ -136,9 +130,9 @@ class ScaleStream:
                     remedy="it stays wanted: look at psctl status, or scale again to wait on",
                 ) from None
             except Unavailable:
-                if time.monotonic() - heard > RECONNECT_SECONDS or self._left(begin) == 0.0:
+                if time.monotonic() - heard > times.PATIENCE_SECONDS or self._left(begin) == 0.0:
                     raise
-                time.sleep(_PAUSE_SECONDS)
+                time.sleep(times.REWATCH_SECONDS)
             finally:
                 stream.cancel()
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import HeartbeatAnswer, Joined, MemberStats, SyncWord
 from ps_protocol.errors import Fenced, PermissionDenied, PsError, Unauthenticated
@@ -17,13 +18,9 @@ from ps_protocol.security.expiry import ExpiryWatch
 logger = EventLogger(__name__)
 
 
-_BEATS_PER_LEASE = 4.0
-"""At least so many heartbeats are sent in the time of a lease, whatever the coordinator asks for."""
-
-
 def pause_seconds(joined: Joined, answer: HeartbeatAnswer) -> float:
     """How long a member whose heartbeat was answered waits before the next one."""
-    usual, longest = joined.heartbeat_seconds, joined.lease_seconds / _BEATS_PER_LEASE
+    usual, longest = joined.heartbeat_seconds, joined.lease_seconds / times.BEATS_PER_LEASE
     # Not true of a NaN.
     return max(usual, min(answer.next_seconds, longest)) if answer.next_seconds > usual else usual
 

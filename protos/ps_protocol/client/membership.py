@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 
 import grpc
 
+from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.coordinator_streams import ViewStream
 from ps_protocol.client.lease import MemberLease
@@ -21,16 +22,6 @@ from ps_protocol.logs import EventLogger
 
 logger = EventLogger(__name__)
 
-JOIN_SECONDS = 60.0
-"""How long a process waits for a coordinator that has not started."""
-
-LEAVE_SECONDS = 2.0
-"""How long a leaving process tries to report it; after that its lease ends by itself."""
-
-FINISHED_SECONDS = 60.0
-"""The same for a worker that has finished, unless it says otherwise: the others would wait for one that was lost."""
-
-_REWATCH_SECONDS = 0.5
 
 T = TypeVar("T")
 
@@ -81,7 +72,7 @@ class Membership:
         cls,
         client: CoordinatorClient,
         spec: JoinSpec,
-        timeout_seconds: float = JOIN_SECONDS,
+        timeout_seconds: float = times.PATIENCE_SECONDS,
         on_wait: Callable[[str], None] = log_waiting,
     ) -> Membership:
         """Join as ``spec`` and return once the first view is here.
@@ -192,7 +183,7 @@ class Membership:
         """
         self._lease.set_stats(stats)
 
-    def announce_state(self, timeout_seconds: float = JOIN_SECONDS) -> None:
+    def announce_state(self, timeout_seconds: float = times.PATIENCE_SECONDS) -> None:
         """Return once the coordinator knows that this shard's state is on disk under its own incarnation.
 
         Called once the state is on disk and before the first push is acknowledged: from then on a process with older
@@ -211,10 +202,10 @@ class Membership:
         self._client.say_sync(self.member, self._lease.read_stats(), word, timeout_seconds)
         self._lease.sync = word
 
-    def leave(self, reason: str = "", finished_seconds: float = FINISHED_SECONDS) -> None:
+    def leave(self, reason: str = "", finished_seconds: float = times.FAREWELL_SECONDS) -> None:
         """Give up the place now and close; ``reason`` is empty at a clean end. Raises nothing.
 
-        Where the coordinator does not answer, it tries for LEAVE_SECONDS; a worker that ends cleanly for
+        Where the coordinator does not answer, it tries for 2 seconds; a worker that ends cleanly for
         ``finished_seconds``, which it logs. An exception from a signal handler, as of Ctrl-C, ends that at once.
         """
         if self._closed.is_set():
@@ -234,12 +225,12 @@ class Membership:
     def _report_leaving(self, reason: str, finished_seconds: float) -> None:
         if not self._waits_to_leave(reason):
             # A heartbeat first: the numbers of the last one are some steps old.
-            self._client.heartbeat(self.member, self._lease.read_stats(), LEAVE_SECONDS)
-            self._client.leave(self.member, reason, LEAVE_SECONDS)
+            self._client.heartbeat(self.member, self._lease.read_stats(), times.BRIEF_CALL_SECONDS)
+            self._client.leave(self.member, reason, times.BRIEF_CALL_SECONDS)
             return
-        deadline = time.monotonic() + max(LEAVE_SECONDS, finished_seconds)
+        deadline = time.monotonic() + max(times.BRIEF_CALL_SECONDS, finished_seconds)
         try:
-            self._client.heartbeat(self.member, self._lease.read_stats(), LEAVE_SECONDS)
+            self._client.heartbeat(self.member, self._lease.read_stats(), times.BRIEF_CALL_SECONDS)
         except Unavailable as error:
             logger.warning(
                 "coordinator.silent",
@@ -249,7 +240,7 @@ class Membership:
                 error,
             )
         # The lease of a member does not end before a coordinator that was away has had the time to hear of it.
-        self._client.leave(self.member, reason, max(LEAVE_SECONDS, deadline - time.monotonic()), once=False)
+        self._client.leave(self.member, reason, max(times.BRIEF_CALL_SECONDS, deadline - time.monotonic()), once=False)
 
     def close(self) -> None:
         """End the threads without leaving: the cluster sees a process that died. Safe to repeat."""
@@ -258,7 +249,7 @@ class Membership:
             if thread.ident is not None and thread is not threading.current_thread():
                 # Ctrl-C in the main thread inside gRPC may leave the channel's lock held. A thread that waits for it
                 # ends only when the channel is closed, after this.
-                thread.join(LEAVE_SECONDS)
+                thread.join(times.BRIEF_CALL_SECONDS)
 
     def _end(self) -> None:
         self._closed.set()
@@ -291,7 +282,7 @@ class Membership:
                     self._deliver(view)
             except PsError as error:
                 logger.debug("the views of %s broke off: %s", self.member, error)
-            self._closed.wait(_REWATCH_SECONDS)
+            self._closed.wait(times.REWATCH_SECONDS)
 
     def _deliver(self, view: ClusterView) -> None:
         self._lease.journal_mark = view.journal_mark or self._lease.journal_mark

@@ -18,9 +18,6 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1.shard_pb2_grpc import ShardStub
 from ps_protocol.wire.convert.status import model_status_from_pb
 
-ASK_SECONDS = 1.0
-"""How long shards may take to answer; those that do not are left out, and the result says so."""
-
 
 @dataclass(frozen=True, slots=True)
 class TableTotals:
@@ -79,7 +76,8 @@ def statuses_of(client: CoordinatorClient, maps: Iterable[ShardMap], view: Clust
             channel = channels.enter_context(client.open_shard(members[number].address))
             stubs[number] = ShardStub(channel)  # type: ignore[no-untyped-call]
         calls = [
-            (name, stubs[number].GetModel.future(pb.GetModelRequest(model=name), timeout=ASK_SECONDS))
+            # Shards that do not answer by then are left out, and the caller says so.
+            (name, stubs[number].GetModel.future(pb.GetModelRequest(model=name), timeout=1.0))
             for name, holders in ((shard_map.spec.name, shard_map.holders) for shard_map in maps)
             for number in holders
             if number in stubs

@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import Role
@@ -26,8 +27,6 @@ from ps_protocol.wire.chunks import LOAD_ROWS_REQUESTS
 PIECE_BYTES = 8 << 20
 """Size of one write: one record in the log of each shard, between two updates."""
 
-JOIN_SECONDS = 10.0
-CALL_SECONDS = 60.0
 
 _METHOD = "/ps_protocol.v1.Shard/LoadRows"
 
@@ -53,7 +52,7 @@ class RowLoader:
                 remedy="correct the name of the table, or give the right model",
             )
         self._table = known.index(table)
-        self._membership = exits.enter_context(Membership.join(client, JoinSpec(Role.EVALUATOR), JOIN_SECONDS))
+        self._membership = exits.enter_context(Membership.join(client, JoinSpec(Role.EVALUATOR), times.CALL_SECONDS))
 
     @property
     def spec(self) -> TableSpec:
@@ -135,7 +134,8 @@ class RowLoader:
             address = self._address(shard)
             arrays = ids[mine], values[mine]
             requests = _requests(header, [memoryview(a.reshape(-1).view(np.uint8).data) for a in arrays])
-            calls.append((f"shard {shard} at {address}", self._stub(address).future(requests, timeout=CALL_SECONDS)))
+            call = self._stub(address).future(requests, timeout=times.PATIENCE_SECONDS)
+            calls.append((f"shard {shard} at {address}", call))
         errors = [error for peer, call in calls if (error := _failure(peer, call))]
         if errors:
             raise errors[0]

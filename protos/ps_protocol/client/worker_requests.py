@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ps_protocol import times
 from ps_protocol.client.connection import CoordinatorConnection
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.cluster.view import Role
@@ -17,19 +18,8 @@ from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert.cluster import role_from_pb
 from ps_protocol.wire.convert.scaling import order_from_pb
 
-ASK_SECONDS = 2.0
-"""Interval of calls: somebody may wait for what psctl scale asks for. A request for lost workers comes again."""
-
-TASK_ASK_SECONDS = 10.0
-"""The same where many programs ask for one job each for itself."""
-
 UNANSWERED = 150
 """Calls in a row, from the first on, of which nobody answered one: then that is told."""
-
-JOINING_SECONDS = 300.0
-"""A worker that was started later may still be about to join, on a busy machine: the coordinator asks again."""
-
-_CALL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,7 @@ class WorkerRequests:
     Workers are asked for by a coordinator with ``--engine launcher``.
     """
 
-    def __init__(self, address: str, security: Security = OFF, interval_seconds: float = ASK_SECONDS) -> None:
+    def __init__(self, address: str, security: Security = OFF, interval_seconds: float = times.ASK_SECONDS) -> None:
         """``address``: host:port of the coordinator, which need not serve yet."""
         self._connection = CoordinatorConnection(address, security)
         self._interval_seconds = interval_seconds
@@ -119,7 +109,9 @@ class WorkerRequests:
         seen, unanswered, told = 0, 0, False
         while not self._wait():
             try:
-                answer = self._connection.once("GetWorkerRequest", pb.GetWorkerRequestRequest(), _CALL_SECONDS)
+                answer = self._connection.once(
+                    "GetWorkerRequest", pb.GetWorkerRequestRequest(), times.REPEATED_CALL_SECONDS
+                )
                 lost = tuple(map(_lost_from_pb, answer.lost))
             except PsError as error:
                 unanswered += isinstance(error, Unavailable)

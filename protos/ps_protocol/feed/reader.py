@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.coordinator_streams import ViewStream
 from ps_protocol.cluster.view import ClusterView, Role
@@ -26,12 +27,6 @@ from ps_protocol.model.tables import Ids, TableSpec
 from ps_protocol.v1 import shard_pb2 as pb
 
 __all__ = ["Change", "Cursor", "Following", "TableFeed", "load_cursor", "save_cursor"]
-
-LAST_SECONDS = 2.0
-"""How long to wait for shards once the job is finished: they may be gone for good."""
-
-_AGAIN_SECONDS = 0.5
-_SAY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ class TableFeed:
         self._what = what
         self._cursors = Cursors.of(cursor, what.model, what.table)
         self._say_to = say
-        self._said = -_SAY_SECONDS
+        self._said = -times.HINT_SECONDS
         self._view = ClusterView()
         self._events: queue.SimpleQueue[ClusterView | tuple[ShardReader, Event]] = queue.SimpleQueue()
         self._closed = threading.Event()
@@ -115,7 +110,7 @@ class TableFeed:
                     self._events.put(view)
                     if self._closed.is_set():
                         return
-            self._closed.wait(_AGAIN_SECONDS)
+            self._closed.wait(times.REWATCH_SECONDS)
 
     def _declared(self) -> ShardMap:
         name = self._what.model
@@ -181,7 +176,7 @@ class TableFeed:
             with_state=what.with_state,
             epoch=shard_map.epoch,
         )
-        patience = min(what.patience_seconds, LAST_SECONDS) if last else what.patience_seconds
+        patience = min(what.patience_seconds, times.END_SECONDS) if last else what.patience_seconds
         open_shard = self._client.open_shard
         return ShardReader(shard, request, self._address, patience, self._hear, self._say, open_shard)
 
@@ -225,11 +220,11 @@ class TableFeed:
                     expected=f"an epoch above {shard_map.epoch}",
                     remedy="see whether the coordinator was started without its journal",
                 )
-            self._closed.wait(_AGAIN_SECONDS / 5)
+            self._closed.wait(times.REWATCH_SECONDS / 5)
         return found
 
     def _say(self, text: str) -> None:
         now = time.monotonic()
-        if now - self._said >= _SAY_SECONDS:
+        if now - self._said >= times.HINT_SECONDS:
             self._said = now
             self._say_to(text)

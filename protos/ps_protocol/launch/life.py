@@ -15,20 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ps_protocol import times
 from ps_protocol.errors import ConfigError
 
 VARIABLE = "PS_LIFE_FD"
 """Set by the program that starts a coordinator: the descriptor of the end of the pipe that is written to."""
-
-INTERVAL_SECONDS = 1.0
-
-HANGS_SECONDS = 30.0
-"""A process that has shown no life for so long hangs. Workers wait twice as long for a coordinator."""
-
-STARTS_SECONDS = 300.0
-"""The same before its first sign: on a busy machine, imports and a long journal take their time."""
-
-_LONGEST_STEP_SECONDS = 2.0
 
 
 class LifeWatch:
@@ -41,16 +32,16 @@ class LifeWatch:
     def __init__(self, now: float) -> None:
         """The process is started ``now``."""
         self._looked = now
-        self._limit_seconds = STARTS_SECONDS
+        self._limit_seconds = times.STARTS_SECONDS
         #: Time without a sign, as far as this has looked.
         self.silent_seconds = 0.0
 
     def look(self, *, shown: bool, now: float) -> bool:
         """Whether it hangs. ``shown``: it has shown life since the last look."""
-        self.silent_seconds += min(now - self._looked, _LONGEST_STEP_SECONDS)
+        self.silent_seconds += min(now - self._looked, 2.0)
         self._looked = now
         if shown:
-            self.silent_seconds, self._limit_seconds = 0.0, HANGS_SECONDS
+            self.silent_seconds, self._limit_seconds = 0.0, times.HANGS_SECONDS
         return self.silent_seconds >= self._limit_seconds
 
 
@@ -165,4 +156,4 @@ async def _show(descriptor: int) -> None:
             pass  # whoever watches is stopped
         except OSError:
             return
-        await asyncio.sleep(INTERVAL_SECONDS)
+        await asyncio.sleep(times.LIFE_SECONDS)

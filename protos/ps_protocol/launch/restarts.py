@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from ps_protocol import times
 from ps_protocol.retry import RESTART
-
-SHORT_LIFE_SECONDS = 10.0
-"""A process that ends sooner is started again with a pause."""
 
 
 class Restarts:
@@ -51,4 +49,4 @@ class Restarts:
         return now - self._started[process]
 
     def _short(self, process: Hashable, now: float) -> bool:
-        return self.age(process, now) < SHORT_LIFE_SECONDS
+        return self.age(process, now) < times.SHORT_LIFE_SECONDS

@@ -7,12 +7,10 @@ import concurrent.futures
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from ps_protocol import times
 from ps_protocol.errors import Unavailable
 
 T = TypeVar("T")
-
-READ_SECONDS = 5.0
-"""How long the event loop may take to answer."""
 
 
 def call_on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Iterable[T]]) -> Callable[[], tuple[T, ...]]:
@@ -32,13 +30,13 @@ def call_on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Iterable[T]
             reading.close()
             raise Unavailable("the process is ending") from error
         try:
-            return asked.result(READ_SECONDS)
+            return asked.result(times.REPEATED_CALL_SECONDS)
         except concurrent.futures.CancelledError as error:
             raise Unavailable("the process is ending") from error
         except TimeoutError as error:
             asked.cancel()
             raise Unavailable(
-                f"the process has not answered for {READ_SECONDS:g} s",
+                f"the process has not answered for {times.REPEATED_CALL_SECONDS:g} s",
                 remedy="see its log: its event loop is busy or stuck",
             ) from error
 

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any
 
+from ps_protocol import times
 from ps_protocol.errors import ConfigError, PermissionDenied, PsError, Retryable, Unauthenticated
 from ps_protocol.metrics.common import read_security
 from ps_protocol.metrics.definition import Read
@@ -33,11 +34,6 @@ CONNECTIONS = 16
 for longest; where all have one, the further one is closed.
 """
 
-REQUEST_SECONDS = 10.0
-"""How long a client may take to send its request, with the handshake of TLS; and to read the answer."""
-
-_LOOK_SECONDS = 1.0
-_ROOM_SECONDS = 1.0
 
 JOB_LABEL = "ps_job"
 """The label with the name of the job. Not ``job``: Prometheus sets that one, to the name of its own configuration."""
@@ -121,11 +117,11 @@ class _Connection:
         # A socket of its own: TLS takes the other one over, and its descriptor may be another connection's by then.
         self._socket = request.dup()
         self.asks = True
-        self.ends = time.monotonic() + REQUEST_SECONDS
+        self.ends = time.monotonic() + times.REQUEST_SECONDS
 
     def answer(self) -> None:
         """Its request is whole."""
-        self.asks, self.ends = False, time.monotonic() + REQUEST_SECONDS
+        self.asks, self.ends = False, time.monotonic() + times.REQUEST_SECONDS
 
     def end(self) -> None:
         """Whatever its thread waits for fails."""
@@ -177,7 +173,7 @@ class _Server(ThreadingHTTPServer):
                 if ready:
                     self.handle_request()
                 # A connection that was just taken is among those served a little later.
-                pause = _LOOK_SECONDS if ready or self._served else None
+                pause = times.REQUEST_SECONDS / 10 if ready or self._served else None
 
     def _end_late(self) -> None:
         now = time.monotonic()
@@ -194,7 +190,7 @@ class _Server(ThreadingHTTPServer):
             oldest = next((each for each in self._served.values() if each.asks), None)
             if oldest is not None:
                 oldest.end()
-        return oldest is not None and self._places.acquire(timeout=_ROOM_SECONDS)
+        return oldest is not None and self._places.acquire(timeout=1.0)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve one connection on a thread, where there is a place for it."""
@@ -210,7 +206,7 @@ class _Server(ThreadingHTTPServer):
             connection = _Connection(request)
             with self._lock:
                 self._served[thread] = connection
-            request.settimeout(REQUEST_SECONDS)
+            request.settimeout(times.REQUEST_SECONDS)
             if self.context is not None:
                 request = self.context.wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)

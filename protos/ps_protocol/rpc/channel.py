@@ -7,12 +7,10 @@ from types import MappingProxyType
 
 import grpc
 
+from ps_protocol import times
 from ps_protocol.rpc.secure_channel import CallCredentials, SecureAsyncChannel, SecureChannel
 from ps_protocol.security.credentials import SessionCredential, ShownCredentials
 from ps_protocol.security.security import OFF, Security
-
-KEEPALIVE_SECONDS = 10.0
-KEEPALIVE_TIMEOUT_SECONDS = 5.0
 
 HANDSHAKE_SECONDS = 10.0
 """How long a new connection to a server may take to speak HTTP/2."""
@@ -32,8 +30,8 @@ MAX_MESSAGE_BYTES = 256 << 20
 _COMMON = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
-    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+    ("grpc.keepalive_time_ms", int(times.KEEPALIVE_SECONDS * 1000)),
+    ("grpc.keepalive_timeout_ms", int(times.KEEPALIVE_TIMEOUT_SECONDS * 1000)),
     ("grpc.http2.max_pings_without_data", 0),
 )
 
@@ -49,7 +47,7 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON,
-    ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_SECONDS * 500)),
+    ("grpc.http2.min_ping_interval_without_data_ms", int(times.KEEPALIVE_SECONDS * 500)),
     ("grpc.keepalive_permit_without_calls", 1),
     # Connections that say nothing, or have nothing to say, give their descriptors back.
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import socket
 
+from ps_protocol import times
 from ps_protocol.cluster.address import split_address
 from ps_protocol.errors import ConfigError, Unauthenticated, Unavailable
 from ps_protocol.rpc.tls_probe import TlsProbe
 from ps_protocol.security.security import OFF, Security
-
-PROBE_SECONDS = 1.0
-"""How long one try to connect takes at most."""
-
-TLS_SECONDS = 5.0
-"""How long a handshake may take at least, where this process speaks TLS."""
 
 
 class UnknownHost(Unavailable):
@@ -21,7 +16,7 @@ class UnknownHost(Unavailable):
 
 
 def why_unreachable(
-    peer: str, address: str, timeout_seconds: float = PROBE_SECONDS, security: Security = OFF
+    peer: str, address: str, timeout_seconds: float = 1.0, security: Security = OFF
 ) -> Unavailable | Unauthenticated:
     """The error to raise about ``peer`` at ``address``, which did not answer a call. Blocks for the time of one try.
 
@@ -33,7 +28,7 @@ def why_unreachable(
         with socket.create_connection((host, port), timeout=seconds):
             pass
         if refusal := TlsProbe(
-            host, port, max(seconds, TLS_SECONDS) if security.tls else seconds, peer, security
+            host, port, max(seconds, times.CONNECT_SECONDS) if security.tls else seconds, peer, security
         ).why_refused():
             return refusal
     except ConfigError as error:

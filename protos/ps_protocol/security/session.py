@@ -11,18 +11,13 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from ps_protocol import times
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import DamagedData, Unauthenticated
 from ps_protocol.security.credentials import SIGNATURE_BYTES
 from ps_protocol.security.files import read_secret
 from ps_protocol.security.identity import SessionClaims
 from ps_protocol.security.roles import AccessRole
-
-SESSION_SECONDS = 900.0
-"""How long a session token is valid; heartbeats bring a new one long before."""
-
-CLOCK_SECONDS = 60.0
-"""By how much the clocks of two hosts may differ."""
 
 _CONTEXT = b"torch-ps session 1\0"
 _KEY_BYTES = 32
@@ -68,7 +63,7 @@ class SessionSigner:
             "incarnation": member.incarnation if member else 0,
             "access": sorted(role.value for role in access),
             "token": token_digest.hex(),
-            "expires": self._clock() + SESSION_SECONDS,
+            "expires": self._clock() + times.SESSION_SECONDS,
         }
         payload = json.dumps(claims, separators=(",", ":")).encode()
         return self._key.sign(_CONTEXT + payload) + payload
@@ -98,7 +93,7 @@ class SessionVerifier:
         claims = _claims(payload)
         if claims.job != self._job:
             raise Unauthenticated("the session token is of another job", remedy="join again: start this process again")
-        if self._clock() > claims.expires + CLOCK_SECONDS:
+        if self._clock() > claims.expires + times.CLOCK_SECONDS:
             moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(claims.expires))
             raise Unauthenticated(
                 f"the session token has expired on {moment}",

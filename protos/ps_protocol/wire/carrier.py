@@ -7,8 +7,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ps_protocol import times
 from ps_protocol.wire import socket_messages
-from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, STALL_SECONDS, checked_length
+from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, checked_length
 
 
 class Carrier(Protocol):
@@ -17,7 +18,7 @@ class Carrier(Protocol):
     All methods raise ConnectionError when the peer is gone or, where they wait, stalls longer than ``prepare`` said.
     """
 
-    def prepare(self, stall_seconds: float = STALL_SECONDS) -> None:
+    def prepare(self, stall_seconds: float = times.PATIENCE_SECONDS) -> None:
         """Blocking calls that give up when the peer stalls for so long, and no waiting for fuller packets."""
         ...
 
@@ -87,7 +88,7 @@ class PlainCarrier:
         #: The last call of the system has given all that had come.
         self._drained = False
 
-    def prepare(self, stall_seconds: float = STALL_SECONDS) -> None:
+    def prepare(self, stall_seconds: float = times.PATIENCE_SECONDS) -> None:
         """See Carrier."""
         socket_messages.prepare(self.socket, stall_seconds)
 

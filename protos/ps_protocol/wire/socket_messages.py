@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ps_protocol import times
 from ps_protocol.errors import InvalidRequest
 
 LENGTH = struct.Struct("<I")
@@ -25,8 +26,6 @@ TOKEN_BYTES = 32
 ATTACH_BYTES = 128
 """No message is longer on a side channel before its token was shown."""
 
-STALL_SECONDS = 60.0
-"""How long a peer may take or give nothing in the middle of a transfer."""
 
 MAX_DESCRIPTORS = 4
 """No message comes with more."""
@@ -57,7 +56,7 @@ def framed_pieces(message: Sequence[bytes | memoryview]) -> list[bytes | memoryv
     return [LENGTH.pack(sum(map(len, message))) + message[0], *message[1:]]
 
 
-def prepare(sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
+def prepare(sock: socket.socket, stall_seconds: float = times.PATIENCE_SECONDS) -> None:
     """Make ``sock`` ready: blocking calls that give up when the peer stalls, no waiting for fuller packets."""
     sock.setblocking(True)
     timeout = struct.pack("ll", int(stall_seconds), int(stall_seconds % 1 * 1e6))

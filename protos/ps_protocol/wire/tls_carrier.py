@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from ps_protocol import times
 from ps_protocol.errors import InvalidRequest, Unauthenticated
 from ps_protocol.wire.carrier import PlainCarrier
-from ps_protocol.wire.socket_messages import LENGTH, STALL_SECONDS, checked_length, patiently
+from ps_protocol.wire.socket_messages import LENGTH, checked_length, patiently
 from ps_protocol.wire.tls_errors import broken, reason_of, refusal
 
 CHUNK_BYTES = 256 << 10
@@ -119,7 +120,7 @@ class TlsCarrier:
 
     # -- as a carrier
 
-    def prepare(self, stall_seconds: float = STALL_SECONDS) -> None:
+    def prepare(self, stall_seconds: float = times.PATIENCE_SECONDS) -> None:
         """See Carrier."""
         self._plain.prepare(stall_seconds)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ps_protocol.client.worker_requests import JOINING_SECONDS
+from ps_protocol import times
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.launch.restarts import Restarts
 from ps_server.cli.launcher.events import (
@@ -220,7 +220,7 @@ class Supervisor(ABC):
                 spent = f"--restart-workers {restarts.total} is used up"
                 spent = spent if restarts.total else "without --restart-workers it is not started again"
                 commands.append(Say(f"{process} is lost to the coordinator, and {spent}"))
-            elif restarts.age(process, now) >= JOINING_SECONDS:
+            elif restarts.age(process, now) >= times.JOINING_SECONDS:
                 ends[id(restarts)] += 1
                 text = f"{process} runs and is lost to the coordinator; it is killed"
                 commands += [Say(text), Send(process, signal.SIGKILL)]

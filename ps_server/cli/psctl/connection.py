@@ -11,8 +11,9 @@ from typing import TypeVar
 
 import click
 
+from ps_protocol import times
 from ps_protocol.client.admin import AdminClient
-from ps_protocol.client.coordinator import CONNECT_SECONDS, CoordinatorClient
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.address import split_address
 from ps_protocol.errors import ConfigError
 from ps_protocol.security.expiry import ExpiryWatch
@@ -23,9 +24,6 @@ from ps_server.cli.options.common import clean_errors
 from ps_server.cli.psctl.output.notes import note
 
 T = TypeVar("T")
-
-PATIENCE_SECONDS = 5.0
-"""Interval of messages during a long call."""
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
@@ -62,9 +60,9 @@ def client_of(address: str) -> Iterator[AdminClient]:
 
 @contextmanager
 def connected(address: str) -> Iterator[AdminClient]:
-    """As ``client_of``; ends the command with an error when the coordinator does not answer within CONNECT_SECONDS."""
+    """As ``client_of``; ends the command with an error when the coordinator does not answer within 5 s."""
     with client_of(address) as job:
-        job.connect(CONNECT_SECONDS)
+        job.connect(times.CONNECT_SECONDS)
         yield job
 
 
@@ -85,7 +83,7 @@ def patiently(what: str, call: Callable[[], T]) -> T:
     thread = threading.Thread(target=run, name="ps-call", daemon=True)
     thread.start()
     while True:
-        thread.join(PATIENCE_SECONDS)
+        thread.join(times.HINT_SECONDS)
         if not thread.is_alive():
             return result.result()
         note(f"{what} for {time.monotonic() - begin:.0f} s")

@@ -44,9 +44,6 @@ from ps_server.cli.psctl.wait import UNHEALTHY, wait
 from ps_server.cli.status.text import status_line, status_tables
 from ps_server.settings import configured, options
 
-WATCH_SECONDS = 1.0
-LOG_SECONDS = 2.0
-
 
 @click.group()
 @click.option(
@@ -109,7 +106,7 @@ def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
     """Show members, their speed, models and mode, and the rows and bytes of tables."""
     console = Console(highlight=False, markup=False, emoji=False)
     with connected(coordinator) as job:
-        pause = LOG_SECONDS if watch and not as_json and not console.is_terminal else WATCH_SECONDS
+        pause = 2.0 if watch and not as_json and not console.is_terminal else 1.0
         looks = _looks(job, pause if watch else None)
         if as_json:
             for seen, tables in looks:

@@ -14,9 +14,6 @@ from ps_protocol.errors import InvalidRequest, NotReady
 from ps_server.cli.psctl.connection import client_of, coordinator_option
 from ps_server.cli.psctl.output.notes import note
 
-SAY_SECONDS = 60.0
-"""Interval of messages while the coordinator does not answer."""
-
 TIMED_OUT = 1
 UNHEALTHY = 3
 """Exit codes of psctl wait and of psctl status --check."""
@@ -52,7 +49,7 @@ def wait(coordinator: str, state: str, timeout: float | None) -> None:
 
     def say(text: str) -> None:
         nonlocal said_at
-        if (now := time.monotonic()) - said_at >= SAY_SECONDS:
+        if (now := time.monotonic()) - said_at >= 60.0:
             said_at = now
             note(text)
 

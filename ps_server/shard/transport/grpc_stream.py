@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from ps_protocol import times
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply
 from ps_protocol.cluster.requests import StepRequest
 from ps_protocol.cluster.transport import Transport
@@ -17,7 +18,6 @@ from ps_protocol.model.layout import Range
 from ps_protocol.wire.chunks import STEP_REPLIES, STEP_REQUESTS, ChunkReceiver
 from ps_protocol.wire.convert.step import reply_to_bytes, reply_to_pieces, request_from_bytes
 from ps_protocol.wire.frames import CHUNK_BYTES
-from ps_protocol.wire.socket_messages import STALL_SECONDS
 from ps_server.limits import FIRST_MESSAGE, LimitCounts
 from ps_server.shard.execution.tasks import seen
 from ps_server.shard.transport.base import no_segments
@@ -32,7 +32,7 @@ async def read(context: Context) -> bytes | None:
     return None if data is grpc.aio.EOF else bytes(data)
 
 
-async def read_soon(context: Context, seconds: float = STALL_SECONDS) -> bytes | None:
+async def read_soon(context: Context, seconds: float = times.PATIENCE_SECONDS) -> bytes | None:
     """As ``read``, where the client owes a message. Raises Unavailable when none comes."""
     try:
         async with asyncio.timeout(seconds):
@@ -54,7 +54,7 @@ async def read_first(context: Context, seconds: float, counts: LimitCounts) -> b
         raise
 
 
-async def write(context: Context, data: bytes, seconds: float = STALL_SECONDS) -> None:
+async def write(context: Context, data: bytes, seconds: float = times.PATIENCE_SECONDS) -> None:
     """Send one message. Raises Unavailable when the client does not read: what waits to be sent takes memory."""
     try:
         async with asyncio.timeout(seconds):
@@ -81,7 +81,7 @@ class GrpcServerTransport:
 
     kind = Transport.GRPC
 
-    def __init__(self, context: Context, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(self, context: Context, stall_seconds: float = times.PATIENCE_SECONDS) -> None:
         self._context = context
         self._stall_seconds = stall_seconds
         self._first: asyncio.Future[bytes | None] | None = None

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from ps_protocol import times
 from ps_protocol.cluster.answers import Answer, AttachedChannel, RowsAnswer, StepAnswer, StepReply
 from ps_protocol.cluster.requests import StepRequest
 from ps_protocol.cluster.transport import Transport
@@ -20,7 +21,6 @@ from ps_protocol.wire.socket_messages import (
     INLINE_BYTES,
     LENGTH,
     MAX_MESSAGE_BYTES,
-    STALL_SECONDS,
     checked_length,
     framed_pieces,
 )
@@ -40,7 +40,7 @@ class SocketServerTransport:
     of its own, one each way, so that pushers do not wait for each other.
     """
 
-    def __init__(self, carrier: Carrier, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(self, carrier: Carrier, stall_seconds: float = times.PATIENCE_SECONDS) -> None:
         """``carrier`` is connected."""
         carrier.prepare(stall_seconds)
         self.kind = Transport.BULK

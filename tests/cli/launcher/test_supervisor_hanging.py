@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.client.worker_requests import JOINING_SECONDS
+from ps_protocol.times import JOINING_SECONDS
 from ps_server.cli.launcher.events import Exited, Finish, Interrupted, Send, ServerHangs, StartProcess, WorkersWanted
 from tests.cli.launcher.supervised_job import COORDINATOR, SHARD, WORKERS, Job
 

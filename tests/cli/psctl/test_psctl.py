@@ -147,7 +147,7 @@ EVERY_COMMAND = [
 
 @pytest.mark.parametrize("command", EVERY_COMMAND, ids=lambda command: command[0])
 def test_every_command_tells_four_ways_of_no_coordinator_apart_within_the_connect_time(command, monkeypatch):
-    monkeypatch.setattr("ps_server.cli.psctl.connection.CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("ps_protocol.times.CONNECT_SECONDS", 0.1)
     refused = psctl_says(*command, "--coordinator", "127.0.0.1:1")
     assert (refused.exit_code, refused.output.count("\n")) == (1, 1)
     assert "nothing listens on port 1 there (connection refused)" in refused.output
@@ -169,7 +169,7 @@ def test_every_command_tells_four_ways_of_no_coordinator_apart_within_the_connec
 
 
 def test_a_command_that_takes_long_says_so_and_returns_or_raises_what_it_should(monkeypatch):
-    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("ps_protocol.times.HINT_SECONDS", 0.01)
     go = threading.Event()
     said = []
 

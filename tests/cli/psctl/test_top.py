@@ -20,7 +20,7 @@ from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.cluster.held import LogCounts
 from ps_protocol.cluster.history import Curve, Curves, JobHistory
 from ps_protocol.cluster.view import TOOK_OVER, Member, MemberStats, Role
-from ps_server.cli.psctl import connection, main
+from ps_server.cli.psctl import main
 from ps_server.cli.psctl.top.glance_view import NO_LIMIT, glance_view, short, spark
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
@@ -61,7 +61,7 @@ def test_without_a_terminal_one_table_is_printed_per_interval(job: tuple[Coordin
 
 
 def test_the_first_look_fails_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("ps_protocol.times.CONNECT_SECONDS", 0.3)
     done = psctl_says("top", "--coordinator", "127.0.0.1:1")
     assert done.exit_code == 1
     assert "127.0.0.1:1" in done.output

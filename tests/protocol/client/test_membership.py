@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from ps_protocol.client import connection
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import ClusterView, MemberStats, Role
@@ -243,7 +242,7 @@ def test_while_the_coordinator_is_away_the_last_view_stays_and_one_line_says_so(
 
 
 def test_joining_waits_for_a_coordinator_that_is_not_there_yet_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "WAIT_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr("ps_protocol.times.HINT_SECONDS", 0.1)
     with stopped_coordinator(SETTINGS) as late:
         late.port = free_port()
         address = f"127.0.0.1:{late.port}"

@@ -66,7 +66,7 @@ def test_who_waits_for_a_coordinator_is_told_why_once_and_without_a_chain(silent
 
 
 def test_who_waits_is_told_why_while_it_waits(monkeypatch):
-    monkeypatch.setattr("ps_protocol.client.connection.WAIT_REPORT_SECONDS", 0.05)
+    monkeypatch.setattr("ps_protocol.times.HINT_SECONDS", 0.05)
     said = []
     with CoordinatorClient(f"127.0.0.1:{free_port()}") as client, pytest.raises(Unavailable):
         client.wait_until_reachable(0.4, said.append)

@@ -13,8 +13,6 @@ import pytest
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.launch.life import (
-    HANGS_SECONDS,
-    STARTS_SECONDS,
     VARIABLE,
     LifePipe,
     LifeWatch,
@@ -23,6 +21,7 @@ from ps_protocol.launch.life import (
     showing_life,
     take_life_pipe,
 )
+from ps_protocol.times import HANGS_SECONDS, STARTS_SECONDS
 from tests.support.shards import wait_until
 
 
@@ -84,7 +83,7 @@ def test_nobody_watches_a_process_without_the_variable_and_it_works_all_the_same
 
 
 def test_a_watcher_that_stands_still_or_has_gone_does_not_disturb_the_process(monkeypatch: Any) -> None:
-    monkeypatch.setattr("ps_protocol.launch.life.INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("ps_protocol.times.LIFE_SECONDS", 0.0)
     for watched_by_nobody in (False, True):
         read_end, write_end = os.pipe()
         take_life_pipe({VARIABLE: str(write_end)})

@@ -1,7 +1,7 @@
 """Whether and when a process is started again."""
 
-from ps_protocol.launch import restarts as rules
 from ps_protocol.launch.restarts import Restarts
+from ps_protocol.times import SHORT_LIFE_SECONDS
 
 FIRST, SECOND = "shard 0", "shard 1"
 
@@ -23,7 +23,7 @@ def test_a_life_that_lasted_ends_the_pauses():
         restarts.started(FIRST, now)
         restarts.take(FIRST, now + 0.1)
     restarts.started(FIRST, 10.0)
-    assert restarts.take(FIRST, 10.0 + rules.SHORT_LIFE_SECONDS) == 0.0
+    assert restarts.take(FIRST, 10.0 + SHORT_LIFE_SECONDS) == 0.0
 
 
 def test_processes_share_the_restarts_but_not_the_pauses():
@@ -41,6 +41,6 @@ def test_only_a_short_first_life_counts_as_none():
     restarts = Restarts(1)
     restarts.started(FIRST, 0.0)
     assert restarts.never_lived(FIRST, 1.0)
-    assert not restarts.never_lived(FIRST, rules.SHORT_LIFE_SECONDS)
+    assert not restarts.never_lived(FIRST, SHORT_LIFE_SECONDS)
     restarts.started(FIRST, 20.0)
     assert not restarts.never_lived(FIRST, 20.1)

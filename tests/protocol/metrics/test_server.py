@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ps_protocol import times
 from ps_protocol.errors import ConfigError, Unavailable
 from ps_protocol.metrics import server as server_module
 from ps_protocol.metrics.definition import Catalogue
@@ -176,8 +177,7 @@ def test_where_all_places_are_taken_by_whole_requests_a_further_connection_is_cl
 @pytest.mark.parametrize("under_tls", [False, True])
 def test_a_request_has_its_time_in_all_however_slowly_it_comes(serve, guarded, monkeypatch, under_tls):
     """Each byte comes in time, the whole does not."""
-    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 1.0)
-    monkeypatch.setattr(server_module, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(times, "REQUEST_SECONDS", 1.0)
     host, _, port = (guarded[0] if under_tls else serve()).address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=0.2) as slow, suppress(ConnectionError):
         ended = False
@@ -214,7 +214,7 @@ def test_where_callers_prove_who_they_are_every_name_will_do(guarded):
 
 
 def test_a_client_that_sends_nothing_is_given_up(serve, monkeypatch):
-    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(times, "REQUEST_SECONDS", 0.05)
     host, _, port = serve().address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as silent:
         assert silent.recv(1) == b""

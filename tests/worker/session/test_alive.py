@@ -24,9 +24,9 @@ OLD = 1000.0
 WORKER = """
 import sys, time
 import ps_worker
-from ps_worker.session import alive
+from ps_worker import times
 
-alive.TOUCH_SECONDS = 0.02
+times.TOUCH_SECONDS = 0.02
 with ps_worker.connect(sys.argv[1], device="cpu"):
     print("joined", flush=True)
     # A step that takes its time.
@@ -44,7 +44,7 @@ def is_old(file: Path) -> bool:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alive, "TOUCH_SECONDS", 0.02)
+    monkeypatch.setattr("ps_worker.times.TOUCH_SECONDS", 0.02)
 
 
 def test_the_file_is_touched_as_long_as_the_worker_is_a_member(tmp_path: Path) -> None:

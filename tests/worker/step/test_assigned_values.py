@@ -15,7 +15,6 @@ from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import build_spec
 from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
-from ps_worker.step import assigned_values
 from ps_worker.step.assigned_values import Fate, Situation, fate_of
 from ps_worker.step.summary import Style, Writes
 from tests.worker.devices import HOST, ONE, TWO, Devices, mixed_module, placed
@@ -284,7 +283,7 @@ def step(module: nn.Module, optimizer: PsOptimizer) -> None:
 
 
 def test_the_lowest_rank_that_does_not_come_is_waited_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assigned_values, "INITIAL_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr("ps_protocol.times.LONG_PATIENCE_SECONDS", 0.01)
     with job() as session:
         first = nn.Linear(2, 2)
         optimizer_of(session, first)

@@ -131,7 +131,7 @@ def test_a_mode_that_the_job_refuses_ends_the_connection():
 
 
 def test_a_mode_that_is_not_seen_to_change_is_an_error(monkeypatch):
-    monkeypatch.setattr(cluster_strategies, "VIEW_SECONDS", 0.0)
+    monkeypatch.setenv("PS_RECONNECT_TIMEOUT", "0.01")
     monkeypatch.setattr(ps_worker.Cluster, "set_mode", lambda *_, **__: None)
     with running_job() as job, pytest.raises(ps_worker.Unavailable, match="mode is not seen to be sync"):
         ps_worker.strategy("parameter_server", coordinator=job.address, mode="sync", device="cpu")

@@ -6,11 +6,10 @@ import pytest
 
 from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.socket_messages import prepare
-from ps_worker.transport import grpc_stream, negotiate
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(negotiate, "CONNECT_SECONDS", 0.3)
-    monkeypatch.setattr(grpc_stream, "_END_SECONDS", 0.1)
+    monkeypatch.setattr("ps_worker.times.SIDE_CHANNEL_SECONDS", 0.3)
+    monkeypatch.setattr("ps_protocol.times.END_SECONDS", 0.1)
     monkeypatch.setattr(PlainCarrier, "prepare", lambda self, seconds=0.3: prepare(self.socket, seconds))

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ps_protocol.client.worker_requests import TASK_ASK_SECONDS, WorkerRequests
+from ps_protocol import times
+from ps_protocol.client.worker_requests import WorkerRequests
 from ps_protocol.errors import ConfigError
 from ps_protocol.security.binding import is_loopback
 from ps_protocol.security.roles import AccessRole
@@ -98,7 +99,7 @@ def run_in_slurm(
         role = AccessRole.WORKER
         settings = SecuritySettings.from_environment(environment)
         settings = certificates.settings("worker", role=role) if certificates else settings
-        requests = WorkerRequests(coordinator, Security(settings, role), TASK_ASK_SECONDS)
+        requests = WorkerRequests(coordinator, Security(settings, role), times.TASK_ASK_SECONDS)
     runner = Runner(supervisor, programs, screen, environment, log_dir, show_progress=False, requests=requests)
     return runner.run()
 

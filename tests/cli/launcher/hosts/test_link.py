@@ -25,9 +25,9 @@ HOST = (sys.executable, "-P", "-m", PROGRAM)
 WORKER = ProcessName(ProcessRole.WORKER, 1)
 COORDINATOR = ProcessName(ProcessRole.COORDINATOR)
 IMPATIENT = """
-from ps_protocol.launch import life
+from ps_protocol import times
 from ps_server.cli.launcher.hosts import host_program
-life.HANGS_SECONDS = 1.0
+times.HANGS_SECONDS = 1.0
 """
 PAUSE = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 

@@ -12,18 +12,18 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from ps_protocol import times
 from ps_protocol.client.worker_requests import LostServer, Wanted
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PermissionDenied
-from ps_protocol.launch import life
 from ps_server.cli.launcher import main as entry
-from ps_server.cli.launcher import place, runner, supervisor
+from ps_server.cli.launcher import place, runner
 
 fake = (sys.executable, str(Path(__file__).with_name("fake_server.py")))
 entry.Programs = functools.partial(entry.Programs, servers=(fake, fake))
 wants = os.environ.get("WANTS")
-life.HANGS_SECONDS = float(os.environ.get("SILENT", "2"))
+times.HANGS_SECONDS = float(os.environ.get("SILENT", "2"))
 if refused := os.environ.get("REFUSED"):
     child = place.Child
 
@@ -74,5 +74,5 @@ class Requests:
 
 runner.WorkerRequests = Requests
 if wants:
-    supervisor.JOINING_SECONDS = 0.0
+    times.JOINING_SECONDS = 0.0
 entry.main()

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from ps_protocol.client.worker_requests import JOINING_SECONDS
+from ps_protocol.times import JOINING_SECONDS
 from ps_server.cli.launcher.events import (
     CoordinatorReady,
     DeadlinePassed,
