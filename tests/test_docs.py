@@ -169,7 +169,9 @@ def test_a_row_of_the_table_of_what_to_edit_names_files_that_exist_and_what_they
 
 
 def test_rows_that_name_what_is_not_there_are_found():
-    row = "| add x | `ps_worker/rows.py` (`SGD`, `Nothing`), `nothing.py`; `ps_protocol/v1/shard.proto` (`Never`) | 3 |"
+    row = (
+        "| add x | `ps_worker/rows.py` (`Init`, `Nothing`), `nothing.py`; `ps_protocol/v1/shard.proto` (`Never`) | 3 |"
+    )
     (found,) = rows(f"## Where do I …\n| to | edit | files |\n|---|---|---|\n{row}\n")
     assert wrong(found) == [
         "ps_worker/nothing.py",
@@ -211,4 +213,4 @@ def test_a_row_of_the_table_names_every_file_that_an_addition_takes(to):
     elsewhere = {path for path in files_with(SPECIMENS[to]) if path in files or not path.startswith(folders or ("/",))}
     assert elsewhere == files
     count = len([path for path in files if path.endswith(".py")]) + len(folders)
-    assert row.files == f"{count} + .proto"
+    assert row.files == str(count) + (" + .proto" if any(path.endswith(".proto") for path in files) else "")

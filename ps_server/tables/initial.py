@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.tables import Ids, TableSpec
 from ps_server.tables.kernels import initial_rows
 
@@ -33,7 +34,8 @@ class InitialRows:
 
 def first_state(spec: TableSpec) -> npt.NDArray[np.float32]:
     """A row's optimizer state before its first update, float32 [state width]."""
-    state = np.zeros(spec.state_width, np.float32)
-    sums = {"adagrad": spec.dim, "rowwise_adagrad": 1, "ftrl": spec.dim}.get(spec.optimizer, 0)
-    state[:sums] = spec.options.get("initial", 0.0)
-    return state
+    first: list[float] = []
+    for each in ROW_OPTIMIZERS[spec.optimizer].state:
+        value = spec.options[each.first] if isinstance(each.first, str) else each.first
+        first += [value] * each.width(spec.dim)
+    return np.array(first, np.float32)

@@ -15,7 +15,8 @@ from ps_protocol.errors import InternalError, TableFull
 from ps_protocol.model.ids import buckets_of, unique
 from ps_protocol.model.tables import Ids
 from ps_server.tables.arrays import Reserved, machine_bytes, zeroed
-from ps_server.tables.kernels import id_map, row_updates
+from ps_server.tables.kernels import id_map
+from ps_server.tables.kernels import rows as row_kernels
 from ps_server.tables.kernels.map_places import NO_END, scratch
 from ps_server.tables.recent_lookups import RecentLookups
 
@@ -145,7 +146,7 @@ class RowStore:
 
     def touch(self, rows: npt.NDArray[np.int64], update: int) -> None:
         """Note a use of these rows, each once, in this update."""
-        row_updates.touch(self.touched, self.uses, rows, update)
+        row_kernels.touch(self.touched, self.uses, rows, update)
 
     def room_for(self, rows: int) -> None:
         """Raises TableFull if so many more rows do not fit into the memory of this machine."""
@@ -186,7 +187,7 @@ class RowStore:
     def copy(self, rows: npt.NDArray[np.int64]) -> Columns:
         """These rows as they are now."""
         values = np.empty((rows.size, self.rows.shape[1]), np.float32)
-        row_updates.read(self.rows, rows, values)
+        row_kernels.read(self.rows, rows, values)
         return Columns(
             self.ids[rows],
             self.touched[rows],

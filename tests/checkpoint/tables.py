@@ -10,8 +10,9 @@ import numpy as np
 
 from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.layout import Layout
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.spec import ModelSpec, ShardMap
-from ps_protocol.model.tables import ROW_OPTIMIZERS, Ids, RowInit, RowLife, TableSpec
+from ps_protocol.model.tables import Ids, RowInit, RowLife, TableSpec
 from ps_server.checkpoint.folder.directory import begin
 from ps_server.checkpoint.format.messages import part_from_pb, part_to_pb
 from ps_server.checkpoint.format.record import ShardPart
@@ -30,7 +31,7 @@ BUCKETS = 8
 
 
 def table_spec(name: str = "ads", dim: int = 3, optimizer: str = "adagrad", life: RowLife | None = None) -> TableSpec:
-    options = ROW_OPTIMIZERS[optimizer]
+    options = ROW_OPTIMIZERS[optimizer].defaults()
     return TableSpec(
         name, dim, 7, RowInit("uniform", -1.0, 1.0), optimizer, options, life or RowLife(), buckets=BUCKETS
     )

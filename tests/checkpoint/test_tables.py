@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch
-from ps_protocol.model.tables import ROW_OPTIMIZERS, Eviction, RowLife
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
+from ps_protocol.model.tables import Eviction, RowLife
 from ps_server.checkpoint.folder.directory import begin, prune
 from ps_server.checkpoint.folder.files import CHECKED_BYTES
 from ps_server.checkpoint.read.checkpoint import Checkpoint

@@ -6,8 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.spec import DType, ModelSpec, Variable
-from ps_protocol.model.tables import ROW_OPTIMIZERS, RowInit, TableSpec
+from ps_protocol.model.tables import RowInit, TableSpec
 
 
 def table(name: str = "emb", buckets: int = 16, optimizer: str = "adagrad", **settings: Any) -> TableSpec:
@@ -15,7 +16,7 @@ def table(name: str = "emb", buckets: int = 16, optimizer: str = "adagrad", **se
         "dim": 8,
         "seed": 7,
         "init": RowInit("uniform", -0.1, 0.1),
-        "options": ROW_OPTIMIZERS.get(optimizer, {}),
+        "options": ROW_OPTIMIZERS[optimizer].defaults() if optimizer in ROW_OPTIMIZERS else {},
     }
     return TableSpec(name=name, buckets=buckets, optimizer=optimizer, **given | settings)
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.spec import ModelSpec, ShardMap
-from ps_protocol.model.tables import ROW_OPTIMIZERS, Ids, RowInit, RowLife, TableSpec
+from ps_protocol.model.tables import Ids, RowInit, RowLife, TableSpec
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from ps_server.shard.step.model import ShardModel
@@ -31,7 +32,7 @@ def table_spec(
     **options: float,
 ) -> TableSpec:
     """A table whose learning rate is 0.5 unless told otherwise."""
-    arguments = {**ROW_OPTIMIZERS[optimizer], "lr": 0.5, **options}
+    arguments = {**ROW_OPTIMIZERS[optimizer].defaults(), "lr": 0.5, **options}
     return TableSpec(
         name, dim, seed, init or RowInit("uniform", -1.0, 1.0), optimizer, arguments, life or RowLife(), buckets
     )

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.model.tables import ROW_OPTIMIZERS, Ids, RowInit, RowLife, TableSpec
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
+from ps_protocol.model.tables import Ids, RowInit, RowLife, TableSpec
 from ps_server.tables.bucket_contents import BucketContents
 from ps_server.tables.step import RowStep
 from ps_server.tables.table import ShardTable
@@ -27,7 +28,9 @@ def spec(
     seed: int = 1,
     **options: float,
 ) -> TableSpec:
-    return TableSpec(name, dim, seed, init, optimizer, {**ROW_OPTIMIZERS[optimizer], **options}, life, buckets)
+    return TableSpec(
+        name, dim, seed, init, optimizer, {**ROW_OPTIMIZERS[optimizer].defaults(), **options}, life, buckets
+    )
 
 
 def table(of: TableSpec) -> ShardTable:

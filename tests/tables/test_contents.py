@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.model.tables import ROW_OPTIMIZERS, Eviction, RowLife, TableSpec
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
+from ps_protocol.model.tables import Eviction, RowLife, TableSpec
 from ps_protocol.wire.convert.headers import bucket_headers_from_pb, bucket_headers_to_pb
 from ps_server.tables.bucket_contents import MAX_UPDATES, BucketContents
 from ps_server.tables.table import ShardTable

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
-from ps_protocol.model.tables import LARGEST_OPTION, ROW_OPTIMIZERS, RowInit, validate, validate_options
+from ps_protocol.model.row_optimizers import LARGEST_OPTION, ROW_OPTIMIZERS
+from ps_protocol.model.tables import RowInit, validate, validate_options
 from ps_server.tables.step import RowStep
 from tests.support.seeds import seeded
 from tests.tables.samples import spec, table, use, values
@@ -19,7 +20,7 @@ NOT_NUMBERS = (float("nan"), float("inf"), -float("inf"), 10**400)
 def test_no_update_raises_whatever_the_options(name: str) -> None:
     chance = seeded()
     for _ in range(100):
-        options = {key: chance.choice(EDGES) for key in ROW_OPTIMIZERS[name]}
+        options = {key: chance.choice(EDGES) for key in ROW_OPTIMIZERS[name].defaults()}
         # Also those that an older version took, and has logged.
         options = {key: -abs(value) if key == "power" else abs(value) for key, value in options.items()}
         options |= {key: min(options[key], 1 - 2**-53) for key in ("beta1", "beta2") if key in options}

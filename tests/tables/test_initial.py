@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps_protocol.model.tables import ROW_OPTIMIZERS, RowInit
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS, RowOptimizer, State
+from ps_protocol.model.tables import RowInit
+from ps_server.tables.initial import first_state
 from tests.tables.samples import random_ids, spec, table, use, values
 
 
@@ -39,6 +41,31 @@ def test_seed_table_id_and_column_each_make_a_difference(init: RowInit) -> None:
     assert np.unique(one).size > 0.999 * one.size
     assert not (one == values(table(spec(init=init, seed=2)), ids)).any()
     assert not (one == values(table(spec(init=init, name="users")), ids)).any()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "expected"),
+    [
+        ("sgd", {}, []),
+        ("adagrad", {"initial": 0.5}, [0.5] * 4),
+        ("rowwise_adagrad", {"initial": 0.5}, [0.5]),
+        ("adam", {}, [0.0] * 8),
+        ("ftrl", {"initial": 0.5}, [0.5] * 4 + [0.0] * 4),
+    ],
+)
+def test_the_state_of_a_new_row_is_as_its_optimizer_declares_it(
+    optimizer: str, options: dict[str, float], expected: list[float]
+) -> None:
+    declared = spec(optimizer, dim=4, **options)
+    assert (first_state(declared).tolist(), declared.state_width) == (expected, len(expected))
+
+
+def test_a_row_optimizer_without_a_declared_state_cannot_be_defined() -> None:
+    with pytest.raises(TypeError, match="state"):
+        type("Forgetful", (RowOptimizer,), {}, kind="forgetful")
+    with pytest.raises(TypeError, match="first"):
+        State()  # type: ignore[call-arg]
+    assert "forgetful" not in ROW_OPTIMIZERS
 
 
 def test_uniform_values_fill_their_range_evenly() -> None:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from ps_protocol.model.tables import ROW_OPTIMIZERS, Ids, TableSpec
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
+from ps_protocol.model.tables import Ids, TableSpec
 from ps_server.tables.step import RowStep
 from tests.tables.samples import random_ids, spec, table, use, values
 
@@ -100,7 +101,7 @@ def test_rows_follow_the_paper(name: str, reference: Any, options: dict[str, flo
         for place, gradient in zip(places, gradients.astype(np.float64), strict=True):
             norm = np.linalg.norm(gradient)
             clipped = gradient * (max_norm / norm if 0 < max_norm < norm else 1)
-            reference({**ROW_OPTIMIZERS[name], **options}, rows[place], states[place], clipped)
+            reference({**ROW_OPTIMIZERS[name].defaults(), **options}, rows[place], states[place], clipped)
     np.testing.assert_allclose(values(held, ids), rows, rtol=2e-5, atol=2e-6)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 
 Ids = npt.NDArray[np.int64]
 
@@ -70,30 +71,6 @@ RowOptions = Mapping[str, float]
 
 _NONE: RowOptions = MappingProxyType({})
 
-#: By row optimizer: its arguments with their defaults, ``max_norm`` (of a row's gradient; 0: not clipped) in all.
-ROW_OPTIMIZERS: Mapping[str, RowOptions] = MappingProxyType(
-    {
-        "sgd": {"lr": 0.01, "weight_decay": 0.0, "max_norm": 0.0},
-        "adagrad": {"lr": 0.01, "lr_decay": 0.0, "initial": 0.0, "eps": 1e-10, "max_norm": 0.0},
-        "rowwise_adagrad": {"lr": 0.01, "initial": 0.0, "eps": 1e-10, "max_norm": 0.0},
-        "adam": {"lr": 0.001, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "max_norm": 0.0},
-        "ftrl": {"lr": 0.05, "power": -0.5, "l1": 0.0, "l2": 0.0, "beta": 0.0, "initial": 0.1, "max_norm": 0.0},
-    }
-)
-
-
-LARGEST_OPTION = 1e9
-"""Upper limit of arguments of row optimizers; with more, rows would overflow."""
-
-_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {"beta1": (0.0, 1 - 1e-7), "beta2": (0.0, 1 - 1e-7), "power": (-10.0, 0.0)}
-)
-
-
-def _range(name: str) -> tuple[float, float]:
-    """The lowest and the highest value of one argument of row optimizers."""
-    return _RANGES.get(name, (0.0, LARGEST_OPTION))
-
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
@@ -113,9 +90,7 @@ class TableSpec:
     @property
     def state_width(self) -> int:
         """Numbers of optimizer state per row."""
-        return {"sgd": 0, "adagrad": self.dim, "rowwise_adagrad": 1, "adam": 2 * self.dim, "ftrl": 2 * self.dim}[
-            self.optimizer
-        ]
+        return sum(each.width(self.dim) for each in ROW_OPTIMIZERS[self.optimizer].state)
 
     @property
     def width(self) -> int:
@@ -182,23 +157,19 @@ def validate_options(spec: TableSpec, options: RowOptions) -> None:
             expected=", ".join(ROW_OPTIMIZERS),
             actual=spec.optimizer,
         )
-    known = ROW_OPTIMIZERS[spec.optimizer]
-    wrong = [name for name, value in options.items() if name not in known or not _fits(name, value)]
+    optimizer = ROW_OPTIMIZERS[spec.optimizer]
+    known, ranges = optimizer.defaults(), optimizer.ranges()
+    wrong = [name for name, value in options.items() if name not in known or not _fits(value, *ranges[name])]
     wrong += [name for name in known if name not in options]
     if wrong:
+        described = (f"{name} ({low:g} to {high:.9g}, default {known[name]:g})" for name, (low, high) in ranges.items())
         raise UnsupportedOptimizer(
             f"table '{spec.name}': the arguments of row optimizer '{spec.optimizer}' are wrong: {', '.join(wrong)}",
             variable=spec.name,
-            expected=", ".join(_described(name, value) for name, value in known.items()),
+            expected=", ".join(described),
             actual=", ".join(f"{name}={value!r}" for name, value in options.items()) or "none",
         )
 
 
-def _fits(name: str, value: float) -> bool:
-    low, high = _range(name)
+def _fits(value: float, low: float, high: float) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high
-
-
-def _described(name: str, default: float) -> str:
-    low, high = _range(name)
-    return f"{name} ({low:g} to {high:.9g}, default {default:g})"

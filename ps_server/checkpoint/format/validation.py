@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import PurePosixPath
 
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.spec import Kind, ModelSpec, ShardMap, Slice, Variable
-from ps_protocol.model.tables import MAX_BUCKETS, MAX_DIM, ROW_OPTIMIZERS, TableSpec
+from ps_protocol.model.tables import MAX_BUCKETS, MAX_DIM, TableSpec
 from ps_server.checkpoint.folder.files import CHECKED_BYTES
 from ps_server.checkpoint.format import table_columns as form
 from ps_server.checkpoint.format.file_plan import model_folder

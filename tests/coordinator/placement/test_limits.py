@@ -9,8 +9,9 @@ import pytest
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.cluster.view import Member, MemberStats, Role
 from ps_protocol.errors import Fenced, InvalidRequest
+from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.spec import DType, ModelSpec, Variable
-from ps_protocol.model.tables import ROW_OPTIMIZERS, RowInit, TableSpec
+from ps_protocol.model.tables import RowInit, TableSpec
 from ps_protocol.wire.convert.model import spec_to_pb
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.placement import declaration
@@ -43,7 +44,7 @@ def of_shape(*shape: int, name: str = "net") -> ModelSpec:
 
 
 def table(name: str, buckets: int) -> TableSpec:
-    return TableSpec(name, 4, 0, RowInit("constant"), "sgd", ROW_OPTIMIZERS["sgd"], buckets=buckets)
+    return TableSpec(name, 4, 0, RowInit("constant"), "sgd", ROW_OPTIMIZERS["sgd"].defaults(), buckets=buckets)
 
 
 def ready(**settings: object) -> Cluster:
