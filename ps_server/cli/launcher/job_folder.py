@@ -1,4 +1,4 @@
-"""Owns a job's data directory while ps-run and its servers use it: one job at a time, also after a kill."""
+"""The folders of a job: its data directory, one job at a time, also after a kill; its logs; its trace."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import os
 import time
 from pathlib import Path
 
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, PsError
 from ps_protocol.files import FILE_MODE, make_private_folder
+from ps_protocol.tracing.merge import MERGED, files_in, merge
+from ps_protocol.tracing.trace_file import open_folder
 from ps_server.coordinator.persistence.journal import FILE_NAME as JOURNAL
 
 RUN_FOLDERS = "torch-ps-run-"
@@ -82,3 +84,23 @@ def make_log_folder(path: Path) -> None:
             f"the folder {path} cannot be written: {reason}",
             remedy="give a --log-dir that this user may write to",
         )
+
+
+class JobTrace:
+    """Owns ``trace.json`` in one folder. Files of earlier jobs there stay, and are not part of it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder. Raises ConfigError."""
+        open_folder(folder)
+        self.folder = folder.absolute()
+        self._earlier = set(files_in(self.folder))
+
+    def finish(self) -> str:
+        """Join the files of the job; returns what became of it, in words."""
+        target = self.folder / MERGED
+        found = [path for path in files_in(self.folder) if path not in self._earlier]
+        try:
+            merge(found, target)
+        except (OSError, PsError) as error:
+            return f"no trace: {error}"
+        return f"trace of {len(found)} processes: {target}; open it in https://ui.perfetto.dev or chrome://tracing"

@@ -22,12 +22,11 @@ from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.launcher.benchmark import JobCommand
 from ps_server.cli.launcher.hosts.job import run_on_hosts, script_on_hosts, workers_of
 from ps_server.cli.launcher.hosts.options import HostsOptions, hosts_options
-from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder, lineage_of, make_log_folder
-from ps_server.cli.launcher.job_trace import JobTrace
-from ps_server.cli.launcher.output.screen import Screen
+from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder, JobTrace, lineage_of, make_log_folder
 from ps_server.cli.launcher.programs import Programs, Script
 from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, given_values, gpus, has_servers
 from ps_server.cli.launcher.runner import Runner
+from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.shard_options import shard_options
 from ps_server.cli.launcher.slurm.job import run_in_slurm
 from ps_server.cli.launcher.slurm.options import SlurmOptions, slurm_options

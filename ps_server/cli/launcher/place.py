@@ -10,8 +10,7 @@ from typing import BinaryIO, Protocol
 from ps_protocol.launch.child import Child
 from ps_protocol.launch.life import LifePipe, StopWatch
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
-from ps_server.cli.launcher.forks.fork_server import ForkServer, ForkState
-from ps_server.cli.launcher.forks.forked_child import ForkedChild
+from ps_server.cli.launcher.forks import ForkedChild, ForkServer, ForkState
 from ps_server.cli.launcher.job_folder import JobFolder
 
 _WATCHES: Mapping[ProcessRole, type[LifePipe | StopWatch]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -42,16 +43,15 @@ from ps_server.cli.launcher.events import (
     WorkersWanted,
 )
 from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder
-from ps_server.cli.launcher.output.progress import ProgressPoller
-from ps_server.cli.launcher.output.screen import Screen
-from ps_server.cli.launcher.output.summary import Folders, silent_workers, summary
 from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
 from ps_server.cli.launcher.programs import ASKS_FOR_WORKERS, ASKS_LAUNCHER, Programs
+from ps_server.cli.launcher.screen import Folders, Screen, silent_workers, summary
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
 
 if TYPE_CHECKING:
     from ps_server.certs.folder import CertificateFolder
+
 
 READY_POLL_SECONDS = 0.02
 LIVE_SECONDS = 0.5
@@ -377,3 +377,34 @@ def _newest_checkpoint(directory: Path | None) -> Path | None:
     from ps_server.checkpoint.folder.directory import latest  # what reads checkpoints takes its time to import
 
     return latest(directory)
+
+
+CALL_SECONDS = 2.0
+
+
+class ProgressPoller:
+    """A daemon thread that keeps the newest status. Any thread may read ``latest``; a coordinator that does not
+    answer leaves the last one standing.
+    """
+
+    def __init__(self, address: str, interval_seconds: float, security: Security = OFF) -> None:
+        self._client = CoordinatorClient(address, security)
+        self._interval_seconds = interval_seconds
+        self._closed = threading.Event()
+        #: The last answer, None before the first.
+        self.latest: ClusterStatus | None = None
+        self._thread = threading.Thread(target=self._poll, name="ps-progress", daemon=True)
+        self._thread.start()
+
+    def _poll(self) -> None:
+        while not self._closed.wait(self._interval_seconds):
+            try:
+                self.latest = self._client.get_status(CALL_SECONDS)
+            except PsError:
+                continue
+
+    def close(self) -> None:
+        """End the thread; a call in progress is cancelled."""
+        self._closed.set()
+        self._client.close()
+        self._thread.join()

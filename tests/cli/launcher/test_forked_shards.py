@@ -21,10 +21,9 @@ import psutil
 import pytest
 
 from ps_protocol.launch.commands import SHARD
+from ps_server.cli.launcher import forks
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
-from ps_server.cli.launcher.forks import fork_server
-from ps_server.cli.launcher.forks.fork_server import ForkServer, ForkState
-from ps_server.cli.launcher.forks.forked_child import ForkedChild
+from ps_server.cli.launcher.forks import ForkedChild, ForkServer, ForkState
 from ps_server.cli.launcher.place import ThisMachine
 from tests.cli.launcher.jobs import ROOT, alive, wait_until
 from tests.cli.launcher.training import UNDISTURBED, Training
@@ -102,7 +101,7 @@ def kept(tmp_path_factory):
     """A place whose shards are all forked from one process."""
     made = Machine(tmp_path_factory.mktemp("kept"))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fork_server, "MODULE", LIGHT)
+        patched.setattr(forks, "MODULE", LIGHT)
         made.begun(0)
     yield made
     made.close()
@@ -117,7 +116,7 @@ def shared(kept):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(fork_server, "MODULE", LIGHT)
+    monkeypatch.setattr(forks, "MODULE", LIGHT)
     made = Machine(tmp_path)
     yield made
     made.close()
@@ -265,7 +264,7 @@ def test_where_none_can_be_forked_shards_are_started_as_programs(machine, variab
 
 def test_one_that_does_not_answer_is_killed_and_the_shard_is_started_as_a_program(machine, monkeypatch):
     machine.begun(0)
-    monkeypatch.setattr(fork_server, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(forks, "ANSWER_SECONDS", 0.2)
     os.kill(machine.forks.pid, signal.SIGSTOP)
     child = machine.start(1, "--no-such-flag")
     assert child._popen is not None
@@ -280,7 +279,7 @@ def test_one_that_does_not_answer_is_killed_and_the_shard_is_started_as_a_progra
 def test_what_was_forked_for_nobody_ends(shared):
     shared.begun(0)
     ours, theirs = socket.socketpair()
-    with fork_server._adopting(), ours, theirs, Path(os.devnull).open("w") as nothing:
+    with forks._adopting(), ours, theirs, Path(os.devnull).open("w") as nothing:
         socket.send_fds(shared.forks._socket, [b"1"], [theirs.fileno(), nothing.fileno()])
         theirs.close()
         pid = int.from_bytes(ours.recv(8), "big")

@@ -17,9 +17,9 @@ from ps_server.cli.launcher.hosts.environment import passed
 from ps_server.cli.launcher.hosts.fleet import Fleet, HostsJob
 from ps_server.cli.launcher.hosts.options import HostsOptions
 from ps_server.cli.launcher.hosts.placing import all_slots, spread
-from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.programs import Programs, Script
 from ps_server.cli.launcher.runner import Runner
+from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.supervisor import Supervisor
 
 

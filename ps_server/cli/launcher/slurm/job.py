@@ -20,9 +20,9 @@ from ps_protocol.security.settings import VARIABLES, SecuritySettings
 from ps_server.cli.launcher.certificates import security_environment
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.job import check_listening
-from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.programs import ASKS_FOR_LOST, Programs
 from ps_server.cli.launcher.runner import Runner
+from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.slurm.options import SlurmOptions
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
 from ps_server.cli.launcher.slurm.tasks import SlurmTask, processes_of

@@ -1,23 +1,27 @@
-"""The output of ps-run: the lines of each process with its prefix, and the status of the job below them."""
+"""The output of ps-run: the lines of each process, the status of the job below them, and the summary at its end."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TextIO
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ps_protocol.cluster.job_state import outline, time_text
-from ps_protocol.cluster.view import ClusterStatus
-from ps_protocol.logs import LogEvent, LogFormat
+from ps_protocol.cluster.job_state import current_members, outline, time_text
+from ps_protocol.cluster.view import ClusterStatus, Role
+from ps_protocol.logs import FACTS, LogEvent, LogFormat, json_line
+from ps_protocol.logs import time_text as record_time
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
-from ps_server.cli.launcher.output.json_lines import own_record, record_of
-from ps_server.cli.status.text import status_line, status_tables
+from ps_server.cli.status.text import elapsed_text, status_line, status_tables
 
 WORKER_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 STATUS_SECONDS = 60.0
@@ -143,3 +147,102 @@ def _buffered(stream: TextIO) -> TextIO:
         return open(stream.fileno(), "w", encoding=stream.encoding, errors=stream.errors, closefd=False)
     except (OSError, ValueError):  # not a file, as when captured
         return stream
+
+
+OUTPUT_EVENT = "output"
+"""Event of a line that is no record of a log."""
+
+
+def record_of(process: ProcessName, line: str, now: float) -> str:
+    """``line`` of ``process`` as one JSON object: a record of a log as it came, else a record with the line in it."""
+    try:
+        found = json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and {"time", "level", "message"} <= found.keys():
+        return json_line(found)
+    return json_line(_fields(process.part.value, OUTPUT_EVENT, line, now) | _number(process))
+
+
+def own_record(event: LogEvent, message: str, now: float) -> str:
+    """A message of ps-run itself."""
+    return json_line(_fields("ps-run", event, message, now))
+
+
+def _fields(role: str, event: str, message: str, now: float) -> dict[str, Any]:
+    facts: dict[str, Any] = dict.fromkeys(FACTS)
+    facts["role"] = role
+    return {"time": record_time(now), "level": "info", **facts, "event": event, "message": message, "logger": "ps_run"}
+
+
+def _number(process: ProcessName) -> dict[str, int]:
+    if process.part is ProcessRole.SHARD:
+        return {"shard": process.index}
+    return {"worker": process.index} if process.part is not ProcessRole.COORDINATOR else {}
+
+
+REMEMBERED = 32
+"""With this many former members, the coordinator may have forgotten workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """What a job leaves on disk, and where; None: nothing."""
+
+    #: The newest checkpoint.
+    checkpoint: Path | None = None
+    #: There should be a newer one.
+    unsaved: bool = False
+    state: Path | None = None
+    logs: Path | None = None
+
+
+def summary(
+    code: int,
+    elapsed_seconds: float,
+    status: ClusterStatus | None,
+    failures: Sequence[str],
+    folders: Folders,
+) -> list[str]:
+    """The lines of the summary. ``status``: the last known one; None without any."""
+    how = "finished in" if code == 0 else f"ended with exit code {code} after"
+    lines = [f"{how} {elapsed_text(elapsed_seconds)}{_work(status)}"]
+    if failures:
+        counted = Counter(failures)
+        lines.append(
+            "failures: " + "; ".join(f"{what}{f' ({n} times)' if n > 1 else ''}" for what, n in counted.items())
+        )
+    if folders.unsaved:
+        newest = f"the newest one is older: {folders.checkpoint}" if folders.checkpoint else "there is none"
+        lines.append(f"the last checkpoint was not written; {newest}")
+    elif folders.checkpoint:
+        lines.append(f"checkpoint: {folders.checkpoint}")
+    if folders.state:
+        lines.append(f"state: {folders.state}; the same command continues from it")
+    if folders.logs:
+        lines.append(f"logs: {folders.logs}")
+    return lines
+
+
+def _work(status: ClusterStatus | None) -> str:
+    workers = current_members(status, Role.WORKER) if status else []
+    if not workers:
+        return ""
+    steps, samples = (sum(getattr(each.stats, what) for each in workers) for what in ("steps", "samples"))
+    who = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+    return f": {steps} steps by {who}" + (f", {samples} samples" if samples else "")
+
+
+def silent_workers(status: ClusterStatus | None, workers: int) -> list[str]:
+    """A line that names the workers which ended well and never connected to the coordinator.
+
+    There is none without a status, nor for a job with more workers than the coordinator remembers.
+    """
+    if status is None:
+        return []
+    seen = {entry.member.index for entry in status.members if entry.member.role is Role.WORKER}
+    unseen = sorted(set(range(workers)) - seen)
+    if not unseen or len(seen) >= REMEMBERED:
+        return []
+    names = ", ".join(f"worker {rank}" for rank in unseen)
+    return [f"{names} ended without having connected: does the script call ps_worker.connect()?"]
