@@ -20,8 +20,7 @@ from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
 from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.launcher.benchmark import JobCommand
-from ps_server.cli.launcher.hosts.job import run_on_hosts, script_on_hosts, workers_of
-from ps_server.cli.launcher.hosts.options import HostsOptions, hosts_options
+from ps_server.cli.launcher.hosts.job import HostsOptions, hosts_options, run_on_hosts, script_on_hosts, workers_of
 from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder, JobTrace, lineage_of, make_log_folder
 from ps_server.cli.launcher.programs import Programs, Script
 from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, given_values, gpus, has_servers

@@ -11,13 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from ps_protocol.security.settings import VARIABLES
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
-from ps_server.cli.launcher.hosts.entries import HostEntry
-from ps_server.cli.launcher.hosts.environment import THREADS_VARIABLE, contents
-from ps_server.cli.launcher.hosts.link import HostLink
+from ps_server.cli.launcher.hosts.link import HostLink, RemoteProcess
 from ps_server.cli.launcher.hosts.messages import READY_FILE, Begin, Launch, Ready
-from ps_server.cli.launcher.hosts.placing import addresses, threads
-from ps_server.cli.launcher.hosts.remote_process import RemoteProcess
+from ps_server.cli.launcher.hosts.placing import THREADS_VARIABLE, HostEntry, addresses, threads
 from ps_server.cli.launcher.job_folder import LOCK
 
 PROGRAM = "ps_server.cli.launcher.hosts.host_program"
@@ -26,6 +24,8 @@ SILENCE_SECONDS = 60.0
 """A host of which nothing was heard for so long counts as lost, and so does ps-run on a host."""
 
 CONNECT_SECONDS = 20
+
+_FILES = frozenset(VARIABLES[name] for name in ("tls_cert", "tls_key", "tls_ca", "token_file"))
 
 _OPENSSH = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
 """No terminal, no questions. Options of the user come before them, and win."""
@@ -163,3 +163,11 @@ class Fleet:
             silence_seconds=job.silence_seconds,
             checkpoint_dir=str(job.checkpoint_dir) if serves and job.checkpoint_dir else "",
         )
+
+
+def contents(secured: Mapping[str, str]) -> tuple[dict[str, str], dict[str, bytes]]:
+    """``secured``, the variables of a process's own certificates and token: those that name no file, and the contents
+    of the files by the variable that names each.
+    """
+    files = {name: Path(value).read_bytes() for name, value in secured.items() if name in _FILES}
+    return {name: value for name, value in secured.items() if name not in _FILES}, files

@@ -20,13 +20,14 @@ from ps_protocol.files import OwnFolder, open_private
 from ps_protocol.launch.child import Child
 from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
-from ps_server.cli.launcher.hosts.frames import BEGINNING, FrameReader
 from ps_server.cli.launcher.hosts.messages import (
+    BEGINNING,
     READY_FILE,
     Alive,
     Begin,
     Declined,
     Ended,
+    FrameReader,
     Hangs,
     Hello,
     Launch,

@@ -1,4 +1,4 @@
-"""One connection of ssh to a host: what ps-run tells its program there, and what comes back."""
+"""One connection of ssh to a host, the processes behind it, and what a connection that failed means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib.metadata import version
@@ -16,14 +16,16 @@ from typing import BinaryIO
 
 from ps_protocol.errors import ConfigError, PsError, Unavailable
 from ps_protocol.launch import shim
+from ps_protocol.launch.child import OutputPipe
+from ps_protocol.text import printable
 from ps_server.cli.launcher.events import ProcessName
-from ps_server.cli.launcher.hosts.failures import SSH_FAILED, failure, other_version
-from ps_server.cli.launcher.hosts.frames import BEGINNING, FrameReader
 from ps_server.cli.launcher.hosts.messages import (
+    BEGINNING,
     Alive,
     Begin,
     Declined,
     Ended,
+    FrameReader,
     Hangs,
     Hello,
     Launch,
@@ -36,7 +38,127 @@ from ps_server.cli.launcher.hosts.messages import (
     pack,
     unpack,
 )
-from ps_server.cli.launcher.hosts.remote_process import RemoteProcess
+
+
+class RemoteProcess(OutputPipe):
+    """Used by the runner's thread, except what the thread of its connection calls: ``begun``, ``hanging``, ``wrote``
+    and ``ended``.
+    """
+
+    def __init__(
+        self, name: ProcessName, log: BinaryIO | None, tell: Callable[[signal.Signals], None], lose: Callable[[], None]
+    ) -> None:
+        """``tell`` has it sent a signal; ``lose`` ends the connection to its host, and so the process."""
+        super().__init__(log)
+        self.name = name
+        self.peak_bytes = 0
+        #: How it ended, where its exit code does not tell.
+        self.why = ""
+        #: On its host; None: not known yet.
+        self.pid: int | None = None
+        self._hangs = ""
+        self._code: int | None = None
+        self._tell, self._lose = tell, lose
+
+    def send(self, signum: signal.Signals) -> None:
+        """As of a child."""
+        self._tell(signum)
+
+    def poll(self) -> int | None:
+        """As of a child."""
+        return self._code
+
+    def hangs(self) -> str:
+        """As of a child; its host sees that."""
+        return self._hangs
+
+    def kill(self) -> None:
+        """End its host's part of the job. The connection waits for the end."""
+        self._lose()
+        os.close(self.output)
+
+    def wrote(self, data: bytes) -> None:
+        """It printed ``data``; returns when the runner has room for it."""
+        view = memoryview(data)
+        with suppress(OSError):  # the runner has gone
+            while view:
+                view = view[os.write(self._write_end, view) :]
+
+    def begun(self, pid: int) -> None:
+        """Its host has started it, with this number."""
+        self.pid = pid
+
+    def hanging(self, why: str) -> None:
+        """Its host says that it hangs."""
+        self._hangs = why
+
+    def ended(self, code: int, peak_bytes: int = 0, why: str = "") -> None:
+        """It has ended; nothing comes after this."""
+        self.peak_bytes, self.why = peak_bytes, why
+        # Before the end of the pipe, which wakes the runner.
+        self._code = code
+        os.close(self._write_end)
+
+
+SSH_FAILED = 255
+"""The exit code of ssh for a failure of its own."""
+
+_TAIL_CHARACTERS = 600
+
+_SSH_REMEDIES = (
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "find out why its key changed; ssh-keygen -R removes the old one"),
+    ("Host key verification failed", "check the host's key, and add it to known_hosts by one ssh to it by hand"),
+    ("Permission denied", "let this user log in with a key that asks for no password (ssh-copy-id, ssh-agent)"),
+    ("Could not resolve hostname", "correct the name, or give it an entry in ~/.ssh/config"),
+)
+"""What ssh says where a setting has to change; everything else may pass."""
+
+
+def failure(host: str, python: str, code: int | None, said: str) -> PsError:
+    """Why there is no program of ps-run on ``host``: ``code`` is the exit code of ssh, ``said`` what it wrote.
+
+    ``code`` None: it was ended, because nothing came.
+    """
+    words = " / ".join(printable(line) for line in said.strip()[-_TAIL_CHARACTERS:].splitlines())
+    if code is None:
+        return Unavailable(
+            f"{host}: no answer over ssh", actual=words, remedy="see whether ssh reaches it, or give --ssh its options"
+        )
+    if code == SSH_FAILED:
+        for sign, remedy in _SSH_REMEDIES:
+            if sign in said:
+                return ConfigError(f"{host}: ssh failed", actual=words, remedy=remedy)
+        return Unavailable(
+            f"{host}: ssh failed",
+            actual=words or f"exit code {code}",
+            remedy="see whether its sshd runs and is reached; --ssh 'ssh -p 2222' gives options",
+        )
+    if code in (126, 127):
+        return ConfigError(
+            f"{host}: no interpreter {python}", actual=words, remedy="name the one of that host with --python"
+        )
+    if "ModuleNotFoundError" in said or "No module named" in said:
+        return ConfigError(
+            f"{host}: torch-ps is not installed for {python}, or is another version",
+            actual=words,
+            remedy="install the same torch-ps[server] there, or name its interpreter with --python",
+        )
+    return ConfigError(
+        f"{host}: ps-run's program ended with code {code}",
+        actual=words,
+        remedy=f"try it by hand: ssh {host} {python} -m ps_server.cli.launcher.hosts.host_program < /dev/null",
+    )
+
+
+def other_version(host: str, theirs: str, ours: str) -> PsError:
+    """``host`` has another torch-ps."""
+    return ConfigError(
+        f"{host} has another version of torch-ps",
+        expected=ours,
+        actual=printable(theirs),
+        remedy="install the same version on every host",
+    )
+
 
 _READ_BYTES = 1 << 16
 _MOST_SAID_BYTES = 1 << 14

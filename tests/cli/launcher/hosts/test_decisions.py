@@ -6,13 +6,19 @@ import pytest
 
 from ps_protocol.errors import ConfigError, Unavailable
 from ps_server.cli.launcher.events import ProcessName
-from ps_server.cli.launcher.hosts.entries import HostEntry, hosts_of, hosts_of_file
-from ps_server.cli.launcher.hosts.environment import contents, passed
-from ps_server.cli.launcher.hosts.failures import failure
-from ps_server.cli.launcher.hosts.fleet import PROGRAM, connect_command
+from ps_server.cli.launcher.hosts.fleet import PROGRAM, connect_command, contents, passed
 from ps_server.cli.launcher.hosts.job import check_listening
+from ps_server.cli.launcher.hosts.link import failure
 from ps_server.cli.launcher.hosts.messages import Ready
-from ps_server.cli.launcher.hosts.placing import addresses, all_slots, spread, threads
+from ps_server.cli.launcher.hosts.placing import (
+    HostEntry,
+    addresses,
+    all_slots,
+    hosts_of,
+    hosts_of_file,
+    spread,
+    threads,
+)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from ps_protocol.errors import ConfigError, InvalidRequest, PsError, Unavailable
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts import link as links
 from ps_server.cli.launcher.hosts.fleet import PROGRAM
-from ps_server.cli.launcher.hosts.frames import BEGINNING, encode
 from ps_server.cli.launcher.hosts.link import HostLink
-from ps_server.cli.launcher.hosts.messages import READY_FILE, Begin, Hello, Launch, pack
+from ps_server.cli.launcher.hosts.messages import BEGINNING, READY_FILE, Begin, Hello, Launch, encode, pack
 from ps_server.cli.launcher.job_folder import JobFolder
 from tests.cli.launcher.jobs import PATIENCE_SECONDS, alive, wait_until
 

@@ -8,18 +8,20 @@ import pytest
 
 from ps_protocol.errors import InvalidRequest
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
-from ps_server.cli.launcher.hosts.frames import MAX_FRAME_BYTES, FrameReader, encode
 from ps_server.cli.launcher.hosts.messages import (
+    MAX_FRAME_BYTES,
     Alive,
     Begin,
     Declined,
     Ended,
+    FrameReader,
     Hello,
     Launch,
     Printed,
     Ready,
     SendSignal,
     Serving,
+    encode,
     pack,
     unpack,
 )
