@@ -27,8 +27,7 @@ from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, giv
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.shard_options import shard_options
-from ps_server.cli.launcher.slurm.job import run_in_slurm
-from ps_server.cli.launcher.slurm.options import SlurmOptions, slurm_options
+from ps_server.cli.launcher.slurm.job import SlurmOptions, run_in_slurm, slurm_options
 from ps_server.cli.launcher.slurm.tasks import SlurmTask
 from ps_server.cli.launcher.slurm.tasks import workers_of as workers_of_tasks
 from ps_server.cli.launcher.supervisor import JobPlan, JobSupervisor

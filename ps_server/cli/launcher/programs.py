@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.cluster.job import DEFAULT_JOB
@@ -16,6 +17,7 @@ from ps_protocol.launch.commands import COORDINATOR, SHARD
 from ps_protocol.logs import LogFormat
 from ps_protocol.model.registered_optimizers import ENVIRONMENT as OPTIMIZERS_VARIABLE
 from ps_protocol.model.spec import Consistency
+from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.settings import VARIABLES
 from ps_protocol.tracing.settings import VARIABLE as TRACE_VARIABLE
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
@@ -24,9 +26,16 @@ from ps_server.cli.options.common import FORMAT_VARIABLE
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.serving.metrics import OFF
 
+if TYPE_CHECKING:
+    from ps_server.certs.folder import CertificateFolder
+
+
 LOOPBACK = "127.0.0.1"
 
 TENSORBOARD_VARIABLE = "PS_TENSORBOARD"
+
+CERTIFICATES = "tls"
+"""Name of the folder of a job's certificates and tokens."""
 
 ASKS_LAUNCHER = "launcher"
 """The engine of a coordinator that this program asks for what is missing (``WorkerRequests``)."""
@@ -181,3 +190,35 @@ class Programs:
             if self.tensorboard is not None:
                 environment[TENSORBOARD_VARIABLE] = str(self.tensorboard)
         return environment
+
+
+def certificates_in(path: Path, shards: int, hosts: Sequence[str] = (), job: str = DEFAULT_JOB) -> CertificateFolder:
+    """Make the certificates and tokens of a job in ``path``. Raises ConfigError.
+
+    Certificates of an earlier start are renewed; tokens stay. ``hosts``: names and addresses of servers, beside those
+    of this machine. ``job``: the name of the job.
+    """
+    from ps_server.certs.folder import CertificateFolder  # slow to import
+
+    folder = CertificateFolder(path, job)
+    if folder.authority_file.exists():
+        folder.renew(shards, hosts)
+    else:
+        folder.make(shards, hosts)
+    return folder
+
+
+def security_environment(process: ProcessName, folder: CertificateFolder | None) -> Mapping[str, str]:
+    """The variables that name the certificate of ``process`` and the token that it needs."""
+    if folder is None:
+        return {}
+    match process.part:
+        case ProcessRole.COORDINATOR:
+            settings = folder.settings("coordinator")
+        case ProcessRole.SHARD:
+            settings = folder.settings(f"shard-{process.index}")
+        case ProcessRole.WORKER:
+            settings = folder.settings("worker", role=AccessRole.WORKER)
+        case _:
+            settings = folder.settings("reader", role=AccessRole.READER)
+    return settings.environment

@@ -22,7 +22,6 @@ from ps_protocol.launch.commands import SHARD
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.cli.launcher.certificates import CERTIFICATES, certificates_in, security_environment
 from ps_server.cli.launcher.events import (
     SERVERS,
     CannotAsk,
@@ -44,7 +43,14 @@ from ps_server.cli.launcher.events import (
 )
 from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder
 from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
-from ps_server.cli.launcher.programs import ASKS_FOR_WORKERS, ASKS_LAUNCHER, Programs
+from ps_server.cli.launcher.programs import (
+    ASKS_FOR_WORKERS,
+    ASKS_LAUNCHER,
+    CERTIFICATES,
+    Programs,
+    certificates_in,
+    security_environment,
+)
 from ps_server.cli.launcher.screen import Folders, Screen, silent_workers, summary
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor

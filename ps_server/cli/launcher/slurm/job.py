@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import click
 
 from ps_protocol import times
 from ps_protocol.client.worker_requests import WorkerRequests
@@ -17,19 +20,63 @@ from ps_protocol.security.binding import is_loopback
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import VARIABLES, SecuritySettings
-from ps_server.cli.launcher.certificates import security_environment
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.job import check_listening
-from ps_server.cli.launcher.programs import ASKS_FOR_LOST, Programs
+from ps_server.cli.launcher.programs import ASKS_FOR_LOST, Programs, security_environment
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.screen import Screen
-from ps_server.cli.launcher.slurm.options import SlurmOptions
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
-from ps_server.cli.launcher.slurm.tasks import SlurmTask, processes_of
+from ps_server.cli.launcher.slurm.tasks import SlurmTask, TaskLayout, processes_of
 from ps_server.serving.grpc_server import join_address
 
 if TYPE_CHECKING:
     from ps_server.certs.folder import CertificateFolder
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmOptions:
+    """How this job is laid out over the tasks of Slurm."""
+
+    layout: TaskLayout
+    tls_dir: Path | None = None
+    insecure: bool = False
+
+
+_OPTIONS = (
+    click.option(
+        "--slurm",
+        is_flag=True,
+        help="This is one task of srun: run its processes of the job alone (docs/deploy.md).",
+    ),
+    click.option(
+        "--layout",
+        type=click.Choice([each.value for each in TaskLayout]),
+        default=TaskLayout.SEPARATE.value,
+        show_default=True,
+        help="With --slurm. separate: one process in each task, the coordinator, then shards, then workers. together: "
+        "a worker in each task, beside some of them the servers.",
+    ),
+    click.option(
+        "--tls-dir",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="With --slurm: folder of psctl certs init, which every task can read.",
+    ),
+)
+
+
+def slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command gets ``slurm`` (SlurmOptions, or None). Takes ``insecure`` from the options of hosts."""
+
+    @functools.wraps(command)
+    def gathered(*arguments: Any, slurm: bool, layout: str, tls_dir: Path | None, insecure: bool, **values: Any) -> Any:
+        if not slurm and tls_dir is not None:
+            raise click.UsageError("--tls-dir is for jobs with --slurm")
+        chosen = SlurmOptions(TaskLayout(layout), tls_dir, insecure) if slurm else None
+        return command(*arguments, slurm=chosen, **values)
+
+    for option in reversed(_OPTIONS):
+        gathered = option(gathered)
+    return gathered
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,65 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.errors import ConfigError
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
-from ps_server.cli.launcher.slurm.node_list import expand
+
+_MOST_NODES = 100_000
+
+_PARTS = re.compile(r"([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)(?:,|$)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def expand(text: str) -> list[str]:
+    """The node names of a list such as ``gpu[01-03,7],login``, in order. Raises ConfigError for what is no list."""
+    names: list[str] = []
+    position = 0
+    while position < len(text):
+        found = _PARTS.match(text, position)
+        if found is None or not found[1]:
+            raise _no_node_list(text)
+        names += _node_names(found[1], text)
+        if len(names) > _MOST_NODES:
+            raise _no_node_list(text)
+        position = found.end()
+    if not names or text.endswith(","):
+        raise _no_node_list(text)
+    return names
+
+
+def _node_names(part: str, text: str) -> list[str]:
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        return [before]
+    ranges, _, after = rest.partition("]")
+    tails = _node_names(after, text)
+    return [f"{before}{number}{tail}" for number in _node_numbers(ranges, text) for tail in tails]
+
+
+def _node_numbers(ranges: str, text: str) -> Iterator[str]:
+    for each in ranges.split(","):
+        found = _RANGE.fullmatch(each)
+        if found is None:
+            raise _no_node_list(text)
+        first, last = found[1], found[2] or found[1]
+        if int(last) < int(first) or int(last) - int(first) > _MOST_NODES:
+            raise _no_node_list(text)
+        for number in range(int(first), int(last) + 1):
+            yield str(number).zfill(len(first))
+
+
+def _no_node_list(text: str) -> ConfigError:
+    return ConfigError(
+        "this is no node list of Slurm",
+        expected="names and ranges, such as gpu[01-03,7],login",
+        actual=repr(text[:200]),
+        remedy="start ps-run --slurm with srun, which sets SLURM_STEP_NODELIST",
+    )
+
 
 FIRST_PORT, PORTS = 20_000, 10_000
 """Where the port of a coordinator comes from, by the number of the job, where nothing else names one."""

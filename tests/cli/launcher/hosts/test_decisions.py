@@ -6,8 +6,8 @@ import pytest
 
 from ps_protocol.errors import ConfigError, Unavailable
 from ps_server.cli.launcher.events import ProcessName
-from ps_server.cli.launcher.hosts.fleet import PROGRAM, connect_command, contents, passed
-from ps_server.cli.launcher.hosts.job import check_listening
+from ps_server.cli.launcher.hosts.fleet import PROGRAM, connect_command, contents
+from ps_server.cli.launcher.hosts.job import check_listening, passed
 from ps_server.cli.launcher.hosts.link import failure
 from ps_server.cli.launcher.hosts.messages import Ready
 from ps_server.cli.launcher.hosts.placing import (

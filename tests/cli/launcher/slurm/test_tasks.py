@@ -10,8 +10,7 @@ import pytest
 from ps_protocol.errors import ConfigError
 from ps_server.cli.launcher.slurm import job
 from ps_server.cli.launcher.slurm.job import own_address, threads
-from ps_server.cli.launcher.slurm.node_list import expand
-from ps_server.cli.launcher.slurm.tasks import SlurmTask, TaskLayout, processes_of, workers_of
+from ps_server.cli.launcher.slurm.tasks import SlurmTask, TaskLayout, expand, processes_of, workers_of
 
 LISTS = {
     "n1": ["n1"],
