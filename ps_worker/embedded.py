@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import Self
 
 from ps_protocol.errors import ConfigError, StateLost, Unavailable
-from ps_protocol.launch.commands import COORDINATOR, SHARD
+from ps_protocol.launch.commands import coordinator_command, shard_command
 from ps_worker.own_server import OwnServer
 
 #: What servers of one machine, without a job around them, must not take from the environment.
 _OURS = "PS_"
+
+_LOOPBACK = "127.0.0.1"
 
 _NEEDED = ("ps_server", "numba")
 
@@ -71,16 +73,17 @@ class EmbeddedCluster:
                 )
 
     def _start_servers(self) -> None:
-        self.address = self._run("coordinator", [*COORDINATOR, "--shards", "1", "--workers", "1"])
-        self._run("shard", [*SHARD, "--shard", "0", "--coordinator", self.address])
+        common = {"metrics_port": "off", "log_level": "warning"}
+        coordinator = coordinator_command({"shards": 1, "workers": 1, **common}, bind=_LOOPBACK)
+        self.address = self._run("coordinator", coordinator)
+        self._run("shard", shard_command(0, self.address, common, bind=_LOOPBACK))
 
     def _run(self, program: str, command: Sequence[str]) -> str:
         """Start a server; its address, once it serves."""
-        common = ["--bind", "127.0.0.1", "--port", "0", "--metrics-port", "off", "--log-level", "warning"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         environment.pop("TF_CONFIG", None)
         try:
-            server = OwnServer(f"the {program} of this script's own cluster", [*command, *common], environment)
+            server = OwnServer(f"the {program} of this script's own cluster", command, environment)
         except OSError as error:
             raise Unavailable(f"the {program} of this script's own cluster cannot be started: {error}") from error
         self._servers.append(server)

@@ -1,8 +1,8 @@
 """Jobs in a Ray cluster (extra ``ray``): servers and workers as actors.
 
-``plan.py``, ``commands.py`` and ``resources.py`` decide, without Ray. ``actors.py`` is what runs in Ray's processes. In
-the driver, ``placement.py`` reserves resources, ``servers.py`` owns the server actors and the thread that starts lost
-ones again, ``workers.py`` owns the worker actors of one ``run``, and ``cluster.py`` owns both.
+``plan.py`` decides, without Ray. ``actors.py`` runs in Ray's processes. In the driver, ``placement.py`` reserves
+resources, ``servers.py`` owns the server actors and the thread that starts lost ones again, ``workers.py`` owns the
+worker actors of one ``run``, and ``cluster.py`` owns both.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +13,15 @@ from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_protocol.errors import Unavailable
 from ps_protocol.launch.life import LifePipe, StopWatch
 from ps_worker.own_server import OwnServer
-from ps_worker.ray.commands import TIMEOUTS, server_command, server_environment
-from ps_worker.ray.plan import PATIENCE_SECONDS, RayPlan, ServerKind, ServerName
+from ps_worker.ray.plan import (
+    PATIENCE_SECONDS,
+    TIMEOUTS,
+    RayPlan,
+    ServerKind,
+    ServerName,
+    server_command,
+    server_environment,
+)
 
 SERVER_CALLS = 4
 """Calls of one ``ServerActor`` at a time: ``serve``, ``address``, ``process`` and ``stop``."""
@@ -47,9 +53,8 @@ class ServerActor:
         Raises OSError when there is no process for it.
         """
         try:
-            module, *arguments = server_command(self._plan, self._name, self._host or _node(), coordinator)
+            command = server_command(self._plan, self._name, self._host or _node(), coordinator)
             watch = LifePipe if self._name.kind is ServerKind.COORDINATOR else StopWatch
-            command = [sys.executable, "-P", "-m", module, *arguments]
             self._server = OwnServer(str(self._name), command, server_environment(os.environ, self._plan), watch)
         finally:
             self._tried.set()

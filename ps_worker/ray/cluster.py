@@ -20,9 +20,17 @@ from ps_protocol.cluster.scaling import ScaleOrder, WorkerRange
 from ps_protocol.errors import ConfigError, PsError
 from ps_protocol.logs import EventLogger
 from ps_protocol.security.settings import SecuritySettings
-from ps_worker.ray.commands import worker_environment
 from ps_worker.ray.placement import Reservation, node_addresses
-from ps_worker.ray.plan import HALF_A_CPU, LOOPBACK, ONE_CPU, RayPlan, ServerKind, ServerName, uses_loopback
+from ps_worker.ray.plan import (
+    HALF_A_CPU,
+    LOOPBACK,
+    ONE_CPU,
+    RayPlan,
+    ServerKind,
+    ServerName,
+    uses_loopback,
+    worker_environment,
+)
 from ps_worker.ray.servers import RayServers, requests_of
 from ps_worker.ray.workers import RayWorkers
 

@@ -10,7 +10,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ps_protocol.errors import Unavailable
-from ps_worker.ray.resources import Amounts, asked, fits_never, had
+from ps_worker.ray.plan import Amounts, asked, fits_never, had
 
 
 class Reservation:

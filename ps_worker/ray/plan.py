@@ -1,16 +1,19 @@
-"""What a job in a Ray cluster consists of, and what each part asks of Ray. Pure."""
+"""What a job in a Ray cluster consists of, what each part asks of Ray, its command and its environment. Pure."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.cluster.scaling import WorkerRange
 from ps_protocol.errors import ConfigError
+from ps_protocol.launch.commands import coordinator_command, shard_command
 from ps_protocol.model.spec import Mode
 from ps_protocol.security.settings import SecuritySettings
 
@@ -189,3 +192,85 @@ def _check_resources(name: str, resources: Mapping[str, float]) -> None:
             actual=repr(dict(resources)),
             remedy=f"correct the {name} argument of RayCluster()",
         )
+
+
+#: Resources that Ray itself makes for each node.
+_OF_NODES = "node:"
+
+Amounts = Mapping[str, float]
+
+
+def asked(bundles: Sequence[Amounts], strategy: str) -> str:
+    """``bundles``, equal ones together, such as "SPREAD of 2 × CPU 1, 1 × CPU 0.5"."""
+    kinds = Counter(_amounts(bundle, bundle) for bundle in bundles)
+    return f"{strategy} of " + ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+
+
+def had(bundles: Sequence[Amounts], total: Amounts, free: Amounts, nodes: int) -> str:
+    """Of each resource that ``bundles`` name, how much the cluster has and how much of it is free."""
+    names = _names(bundles)
+    parts = [f"{name} {total.get(name, 0.0):g} ({free.get(name, 0.0):g} free)" for name in names]
+    return f"{nodes} node(s) with " + ", ".join(parts)
+
+
+def fits_never(bundles: Sequence[Amounts], total: Amounts) -> list[str]:
+    """The resources of which ``bundles`` ask for more than the cluster has now, free or not."""
+    return [name for name in _names(bundles) if sum(bundle.get(name, 0.0) for bundle in bundles) > total.get(name, 0.0)]
+
+
+def _names(bundles: Iterable[Amounts]) -> list[str]:
+    return list(dict.fromkeys(name for bundle in bundles for name, amount in bundle.items() if amount))
+
+
+def _amounts(bundle: Amounts, named: Iterable[str]) -> str:
+    return " ".join(f"{name} {bundle[name]:g}" for name in named if bundle[name] and not name.startswith(_OF_NODES))
+
+
+TIMEOUTS: Mapping[str, str] = MappingProxyType(
+    {"PS_CONNECT_TIMEOUT": "connect_timeout_seconds", "PS_RECONNECT_TIMEOUT": "reconnect_timeout_seconds"}
+)
+"""The variables that say how long a worker waits for servers, and the settings of a plan that they come from."""
+
+_STANDBYS = "standbys"
+
+#: What processes of one job do not take from the environment of Ray's processes.
+_OURS = "PS_"
+
+
+def server_command(plan: RayPlan, server: ServerName, host: str, coordinator: str) -> list[str]:
+    """The command of ``server``, without ``--ready-file``.
+
+    ``host``: the address that it listens on. ``coordinator``: host:port; of the coordinator itself where it served
+    before, empty at its first start.
+    """
+    common: dict[str, object] = {"log_level": "warning", "data_dir": plan.data_dir}
+    if server.kind is ServerKind.COORDINATOR:
+        settings = {**common, "shards": plan.shards, "workers": plan.worker_range or plan.workers, "mode": plan.mode}
+        # The driver asks the coordinator for what it requests. An option of the user's comes later, and wins.
+        settings["engine"] = "launcher:workers" if plan.worker_restarts or plan.worker_range else None
+        return coordinator_command(settings, plan.coordinator_options, bind=host, served_at=coordinator)
+    if server.kind is ServerKind.STANDBY and plan.data_dir is not None:
+        common["data_dir"] = plan.data_dir / _STANDBYS
+    settings = {**common, "standby": plan.standbys and plan.keeps_state}
+    return shard_command(server.index, coordinator, settings, plan.shard_options, bind=host)
+
+
+def server_environment(inherited: Mapping[str, str], plan: RayPlan) -> dict[str, str]:
+    """``inherited`` without the variables of another job, and the settings of security."""
+    kept = {name: value for name, value in inherited.items() if not name.startswith(_OURS) and name != "TF_CONFIG"}
+    return kept | plan.security.environment
+
+
+def worker_environment(plan: RayPlan, coordinator: str, rank: int, lineage: str) -> dict[str, str]:
+    """The variables by which ``connect()`` in worker ``rank`` finds the job.
+
+    ``lineage``: text of the supervisor that starts a worker only after the end of the one before it; empty where
+    something else starts it.
+    """
+    variables = {"PS_COORDINATOR": coordinator, "PS_ROLE": "worker", "PS_RANK": str(rank)}
+    if lineage:
+        variables[LINEAGE_VARIABLE] = f"{lineage} worker {rank}"
+    for name, setting in TIMEOUTS.items():
+        if (seconds := getattr(plan, setting)) is not None:
+            variables[name] = str(seconds)
+    return variables | plan.security.environment

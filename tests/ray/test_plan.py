@@ -14,9 +14,18 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.coordinator.main import main as coordinator_program
 from ps_server.shard.main import main as shard_program
-from ps_worker.ray.commands import server_command, server_environment, worker_environment
-from ps_worker.ray.plan import RayPlan, ServerKind, ServerName, uses_loopback
-from ps_worker.ray.resources import asked, fits_never, had
+from ps_worker.ray.plan import (
+    RayPlan,
+    ServerKind,
+    ServerName,
+    asked,
+    fits_never,
+    had,
+    server_command,
+    server_environment,
+    uses_loopback,
+    worker_environment,
+)
 
 COORDINATOR, SHARD = ServerName(ServerKind.COORDINATOR), ServerName(ServerKind.SHARD, 1)
 STANDBY = ServerName(ServerKind.STANDBY, 1)
@@ -92,7 +101,7 @@ def test_a_range_of_workers_is_that_of_the_coordinator_which_is_asked_for_it() -
 )
 def test_the_programs_know_the_arguments(server: ServerName, program: Any) -> None:
     plan = RayPlan(shards=2, workers=3, mode="sync", standbys=True, data_dir=Path("/kept"))
-    module, *arguments = server_command(plan, server, "127.0.0.1", "127.0.0.1:7000")
+    _, _, _, module, *arguments = server_command(plan, server, "127.0.0.1", "127.0.0.1:7000")
     assert module == program.callback.__module__
     program.make_context(module, [*arguments, "--ready-file", "/kept/address"])
 

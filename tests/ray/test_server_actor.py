@@ -21,8 +21,7 @@ from ps_protocol.errors import Unavailable
 from ps_protocol.launch import shim
 from ps_worker import own_server
 from ps_worker.ray.actors import ServerActor, WorkerActor
-from ps_worker.ray.commands import worker_environment
-from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
+from ps_worker.ray.plan import RayPlan, ServerKind, ServerName, worker_environment
 from tests.support.shards import wait_until
 
 

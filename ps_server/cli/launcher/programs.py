@@ -12,8 +12,7 @@ from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.replicas import STRATEGY_VARIABLE
 from ps_protocol.cluster.scaling import WorkerRange
-from ps_protocol.flags import flags
-from ps_protocol.launch.commands import COORDINATOR, SHARD
+from ps_protocol.launch.commands import COORDINATOR, SHARD, coordinator_command, shard_command
 from ps_protocol.logs import LogFormat
 from ps_protocol.model.registered_optimizers import ENVIRONMENT as OPTIMIZERS_VARIABLE
 from ps_protocol.model.spec import Consistency
@@ -102,12 +101,12 @@ class Programs:
     worker_range: WorkerRange | None = None
 
     def command(self, process: ProcessName, coordinator: str, ready_file: str) -> list[str]:
-        """The argument vector of ``process``. ``coordinator`` is host:port, empty until it is known: a coordinator that
-        is started again comes back where its members look for it.
-        """
+        """The argument vector of ``process``. ``coordinator``: host:port, empty until it is known."""
+        bind = self.addresses.get(process, LOOPBACK)
+        common = {"log_level": self.log_level, "log_format": self.log_format}
         if process.part is ProcessRole.COORDINATOR:
-            settings = self._common_settings(process) | {
-                "port": coordinator.rpartition(":")[2] or self.port,
+            settings = {
+                **common,
                 "ready_file": ready_file,
                 "metrics_port": OFF if self.metrics_port is None else self.metrics_port,
                 "page_port": self.page_port,
@@ -115,30 +114,26 @@ class Programs:
                 "workers": self.worker_range or self.workers,
                 "data_dir": self.storage.data_dir if self.keeps_state else None,
                 "seed": self.seed,
+                **self.coordinator_settings,
             }
-            return [*self.servers[0], *flags({**settings, **self.coordinator_settings})]
+            return coordinator_command(
+                settings, bind=bind, port=self.port, served_at=coordinator, program=self.servers[0]
+            )
         if process.part is ProcessRole.SHARD:
-            settings = self._common_settings(process) | {
-                "shard": process.index,
-                "coordinator": coordinator,
-                "port": 0,
+            settings = {
+                **common,
                 "metrics_port": self._any_metrics_port,
                 # One that the job did not begin with is added to it; where it was before, it comes back.
                 "add": process.index >= self.shards,
                 "threads": self.shard_threads,
+                **self.shard_settings,
             }
-            return [*self.servers[1], *flags({**settings, **self.shard_settings})]
+            return shard_command(process.index, coordinator, settings, bind=bind, program=self.servers[1])
         return [*self.script.command, *self.script.arguments]
-
-    def _address(self, process: ProcessName) -> str:
-        return self.addresses.get(process, LOOPBACK)
 
     @property
     def _any_metrics_port(self) -> str:
         return OFF if self.metrics_port is None else "0"
-
-    def _common_settings(self, process: ProcessName) -> dict[str, object]:
-        return {"bind": self._address(process), "log_level": self.log_level, "log_format": self.log_format}
 
     @property
     def keeps_state(self) -> bool:
