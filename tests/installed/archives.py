@@ -29,6 +29,7 @@ SOURCES = (
     "docs/architecture.md",
     "docs/decisions/README.md",
     "examples/digits.py",
+    "examples/quickstart.ipynb",
     "examples/clicks/models.py",
     "pyproject.toml",
 )
