@@ -214,3 +214,14 @@ def test_a_row_of_the_table_names_every_file_that_an_addition_takes(to):
     assert elsewhere == files
     count = len([path for path in files if path.endswith(".py")]) + len(folders)
     assert row.files == str(count) + (" + .proto" if any(path.endswith(".proto") for path in files) else "")
+
+
+def test_the_compatibility_page_has_the_numbers_of_the_formats():
+    table = (ROOT / "docs" / "compatibility.md").read_text().partition("## Numbers of this version")[2]
+    rows_of_numbers = re.findall(r"^\| [^(|]*\(`([\w/.]+)`\) \| (\d+) \|$", table, re.MULTILINE)
+    assert len(rows_of_numbers) > 4
+    for path, number in rows_of_numbers:
+        source = next(ROOT / root / path for root in _ROOTS if (ROOT / root / path).exists())
+        assert re.findall(r"^(?:PROTOCOL_VERSION|FORMAT) = (\d+)$", source.read_text(), re.MULTILINE) == [number], path
+    protocol = dict(rows_of_numbers)["ps_protocol/__init__.py"]
+    assert f"Version {protocol}. " in (ROOT / "docs" / "protocol.md").read_text()

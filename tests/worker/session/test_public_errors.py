@@ -15,7 +15,8 @@ import ps_worker
 from ps_protocol import errors
 from ps_protocol.wire.convert.errors import by_code
 
-ERRORS_PAGE = (Path(__file__).parents[3] / "docs" / "errors.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+ERRORS_PAGE = (DOCS / "errors.md").read_text()
 BRANCHES = {errors.PsError, errors.Retryable, errors.Refused}
 
 TREE = {name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
@@ -57,6 +58,11 @@ def test_an_error_that_a_public_docstring_names_can_be_imported(name: str) -> No
 @pytest.mark.parametrize("name", sorted(DOCUMENTED))
 def test_a_public_name_has_a_docstring(name: str) -> None:
     assert DOCUMENTED[name]
+
+
+def test_the_reference_shows_every_public_name() -> None:
+    shown = set(re.findall(r"^::: ps_worker\.(\w+)$", (DOCS / "reference" / "python.md").read_text(), re.MULTILINE))
+    assert sorted(shown) == sorted(set(ps_worker.__all__) - set(TREE))
 
 
 def test_the_whole_tree_is_public() -> None:
