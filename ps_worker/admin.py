@@ -86,7 +86,6 @@ def connect(
         ConfigError: No address is known, or a file of ``security`` is missing or wrong.
         Unavailable: The coordinator does not answer.
         Unauthenticated: It wants TLS or a token.
-
     """
     config = WorkerConfig.from_environment(os.environ, coordinator=coordinator, security=security)
     job = AdminClient(CoordinatorClient(config.coordinator, Security(config.security, AccessRole.ADMIN)))

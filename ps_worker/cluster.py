@@ -37,12 +37,12 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """A worker's or evaluator's connection to its job. Used from one thread, best as ``with connect() as cluster``.
+    """The connection of a worker or evaluator to its job. Used from one thread, best as ``with connect() as cluster``.
 
-    At the end of the ``with`` block it leaves the job, so that no other member waits for it, without hiding the
-    exception that ended the block. A coordinator that is away is waited for then, for ``reconnect_timeout_seconds``
-    after a clean end, else for seconds; Ctrl-C ends that. SIGTERM ends the block too, where the script has no handler
-    of its own.
+    The end of the ``with`` block leaves the job, so that no other member waits for this one, and hides no exception
+    that ended the block. If the coordinator is away then, it is waited for: up to ``reconnect_timeout_seconds`` after a
+    clean end, else a few seconds; Ctrl-C ends the wait. SIGTERM ends the block, too, unless the script has a handler of
+    its own.
     """
 
     embedding = staticmethod(factories.embedding)
@@ -78,28 +78,28 @@ class Cluster:
 
     @property
     def rank(self) -> int:
-        """Number of this worker, from 0; an evaluator's number among evaluators."""
+        """Number of this worker, from 0; of an evaluator, its number among the evaluators."""
         return self._session.rank
 
     @property
     def world_size(self) -> int:
-        """The number of workers of the job; in an elastic job, of live workers."""
+        """Number of workers of the job; where workers come and go, the number of live workers."""
         view = self._session.view
         return view.expected_workers or len(view.live(Role.WORKER))
 
     @property
     def device(self) -> torch.device:
-        """The device for the model: the ``device`` argument, else ``PS_DEVICE``, else a GPU by rank, else the CPU."""
+        """Device for the model: the ``device`` argument, else ``PS_DEVICE``, else a GPU by rank, else the CPU."""
         return self._session.device
 
     @property
     def role(self) -> str:
-        """What this process is: "worker" or "evaluator"."""
+        """Role of this process: "worker" or "evaluator"."""
         return self._session.config.role.value
 
     @property
     def seed(self) -> int:
-        """The job's seed, the same on every member."""
+        """Seed of the job, the same on every member."""
         return self._session.seed
 
     def optimizer(
@@ -118,30 +118,43 @@ class Cluster:
         clip_grad_norm: float | None = None,
         **arguments: Any,
     ) -> PsOptimizer:
-        """Place ``model`` on the shards, which run ``torch_class(…, *positional, **arguments)`` on it.
+        """Place a model on the shards, and return the optimizer that steps it there.
 
-        ``model`` is a module, or anything that torch.optim takes; where it is parameters or groups, ``module`` is the
-        module of their buffers, tables and names. On return its values are rank 0's, or those the shards have already.
-        Every worker calls this for the same models in the same order; ``name`` defaults to "model", "model-1", … in
-        that order (see ``connect``). ``nonfinite`` is the policy for NaN and infinite gradients: "refuse", "skip" or
-        "allow". ``buffers`` selects the buffers that are kept, "rank0", "average" or "local", of all or by name:
-        ``buffers={"vq": "local"}`` for those of one module, and "rank0" for the others.
+        The shards run ``torch_class(parameters, *positional, **arguments)``. On return the parameters of ``model`` have
+        the values of rank 0, or those that the shards have already. Every worker declares the same models in the same
+        order.
 
-        ``wire`` is a format that makes payloads on a network smaller: "bf16", "fp16", "int8" or "topk:RATIO"
-        (docs/codecs.md); shared memory does not use it. With ``overlap`` a step returns at once, and the exchange with
-        the shards runs while the next gradients are computed. The parameters then lack this worker's own last push,
-        which ssp bounds include. In sync, and in ssp(0), ``step`` waits as without it. With ``clip_grad_norm`` shards
-        clip gradients to this norm, over all of the model: in sync the mean over the workers (docs/optimizers.md).
+        The tables of embeddings in ``model`` are part of it, with row optimizers of their own.
 
-        The tables of embeddings in ``model`` are part of it, with row optimizers of their own. Where ``model`` is no
-        module, they are found in ``module`` and the modules ``tables``. ``overlap`` is not possible with tables; see
-        ``prefetch``.
+        Args:
+            torch_class: A class of ``torch.optim``, or one that is registered with ``ps_worker.optimizers.register``.
+            model: A module, or anything that a torch optimizer takes: parameters, named parameters, groups.
+            *positional: Positional arguments of ``torch_class``, after the parameters.
+            name: Name of the model in the job. None: "model", "model-1", … in the order of calls; see ``connect``.
+            nonfinite: What to do with NaN and infinite gradients: "refuse", "skip" or "allow".
+            buffers: Which buffers the job keeps: "rank0", "average" or "local", for all of them or by name, as in
+                ``{"vq": "local"}`` for those of one module and "rank0" for the others.
+            wire: Format that makes payloads on a network smaller: "bf16", "fp16", "int8" or "topk:RATIO". Shared memory
+                does not use it.
+            overlap: Return from ``step`` at once, and exchange with the shards while the next gradients are computed.
+                The parameters then lack the last push of this worker, which the bound of ssp includes. In sync and
+                ssp(0) ``step`` waits all the same. Not possible with tables; see ``prefetch``.
+            writes: What to do with values that the script sets after this call (``load_state_dict``, a clamp,
+                ``init``): "assign" makes them the job's from the next step on, and raises an error where updates of
+                other workers would be lost; "refuse" always raises an error; "ignore" drops them.
+            tables: Modules with tables, where ``model`` is no module.
+            module: Module of buffers, tables and names, where ``model`` is no module.
+            clip_grad_norm: Norm over the whole model to which the shards clip gradients; in sync, the mean over the
+                workers. None: they do not clip.
+            **arguments: Keyword arguments of ``torch_class``.
 
-        ``writes`` is the policy for values that are set after this call (``load_state_dict``, clamps, ``init``):
-        "assign" makes them the cluster's from the next step on, and raises an error where updates of other workers
-        would be lost; "refuse" always raises an error; "ignore" drops them (docs/guarantees.md).
+        Returns:
+            An instance of ``torch_class`` whose ``step`` runs on the shards.
 
-        Raises ModelMismatch when workers declare different models, UnsupportedOptimizer for what shards cannot run.
+        Raises:
+            ModelMismatch: Another worker has declared this model differently; the message names each difference.
+            UnsupportedOptimizer: Shards cannot run this class or these arguments.
+            ConfigError: An option is unknown, or two of them exclude each other.
         """
         self._workers_only(
             "optimizer()", "call cluster.follow(model): an evaluator reads parameters and pushes nothing"
@@ -179,16 +192,33 @@ class Cluster:
         tables: Iterable[torch.nn.Module] = (),
         clip_grad_norm: float | None = None,
     ) -> PsOptimizer:
-        """Have the shards run ``optimizer``, one of torch that has been built on parameters of ``model``.
+        """Have the shards run a torch optimizer that is built already on parameters of ``model``.
 
-        Returns the same object, whose ``step`` is the cluster's from now on: its groups, their options, its hooks and
-        the schedulers built on it stay as they are. Where the job has no values yet, the shards begin with the state
-        in the worker of the lowest rank, too. ``schedulers`` are checked to be the optimizer's. Parameters of ``model``
-        that are in no group stay this worker's own. The other arguments are those of ``optimizer()``.
+        Its groups, their options, its hooks and the schedulers built on it stay as they are. Where the job has no
+        values yet, the shards also begin with the optimizer state of the worker of the lowest rank. Parameters of
+        ``model`` that are in no group stay this worker's own. After an error the optimizer is as it was.
 
-        Raises UnsupportedOptimizer for what shards cannot run and for one that was adopted before, InvalidRequest where
-        a parameter is not the model's, ConfigError for another optimizer's scheduler, ModelMismatch when workers
-        declare different models. The optimizer is then as it was.
+        Args:
+            optimizer: The optimizer.
+            model: The module that has its parameters.
+            schedulers: Learning-rate schedulers, to be checked: each has to be built on ``optimizer``.
+            name: See ``optimizer``.
+            nonfinite: See ``optimizer``.
+            buffers: See ``optimizer``.
+            wire: See ``optimizer``.
+            overlap: See ``optimizer``.
+            writes: See ``optimizer``.
+            tables: See ``optimizer``.
+            clip_grad_norm: See ``optimizer``.
+
+        Returns:
+            The same object, whose ``step`` runs on the shards from now on.
+
+        Raises:
+            UnsupportedOptimizer: Shards cannot run it, or it was adopted before.
+            InvalidRequest: One of its parameters is not in ``model``.
+            ConfigError: A scheduler belongs to another optimizer.
+            ModelMismatch: Another worker has declared this model differently.
         """
         self._workers_only("adopt()", "call cluster.follow(model): an evaluator reads parameters and pushes nothing")
         adopted, declared = adopt_optimizer(
@@ -209,14 +239,22 @@ class Cluster:
         return adopted
 
     def prefetch(self, loader: Iterable[T], ids_of: Callable[[T], BatchIds]) -> Prefetch[T]:
-        """Iterate over ``loader`` and request the rows of each batch early, of all tables in one message per shard.
+        """Iterate over ``loader``, and request the rows of each batch early: of all tables in one message per shard.
 
-        ``ids_of(batch)`` gives the ids by module; for embedding_bags by feature, in a mapping or by its name. The
-        module's forward finds its rows by the same tensors, or by the same ids, and looks up other rows itself.
+        The forward pass of a module finds its rows by the same tensors, or by the same ids, and looks up other rows
+        itself.
 
-        In async, and in ssp from 1 on, the next batch is taken and its rows requested before this batch is yielded.
-        These rows then lack this worker's push of this batch, which the shard includes in the bound. In other modes,
-        and for leased data, the rows of a batch are requested when it is yielded.
+        In async, and in ssp from 1 on, the next batch is taken and its rows are requested before this batch is yielded.
+        These rows then lack this worker's push of this batch, which the bound of ssp includes. In other modes, and for
+        leased data, the rows of a batch are requested when it is yielded.
+
+        Args:
+            loader: Yields batches.
+            ids_of: Returns the ids of a batch by module; for ``embedding_bags`` by feature, in a mapping or by its
+                name.
+
+        Returns:
+            An iterable of the batches.
         """
         return Prefetch(loader, ids_of, self._models.table_modules, lambda: self._session.lookahead)
 
@@ -231,66 +269,144 @@ class Cluster:
     @overload
     def shard(self, loader: Dataset[T], *, lease: bool | None = None, name: str | None = None) -> Dataset[T]: ...
     def shard(self, loader: Any, *, lease: bool | None = None, name: str | None = None, even: bool = False) -> Any:
-        """Give this worker's part of a DataLoader, Dataset or IterableDataset, disjoint from the other workers' parts.
+        """Return this worker's part of a DataLoader, Dataset or IterableDataset, disjoint from the parts of other
+        workers.
 
-        A DataLoader keeps its arguments; its ``batch_size`` stays per worker. Shuffling is common to all workers and
-        new in each epoch; each sample is taken exactly once per epoch, none twice, so parts may differ by one sample.
-        An evaluator gets everything.
+        A DataLoader keeps its arguments; ``batch_size`` stays per worker. Shuffling is common to all workers and new in
+        each epoch. Each sample is taken exactly once per epoch, so parts may differ by one sample. An evaluator gets
+        everything.
 
-        With ``lease`` the coordinator leases the items of a DataLoader to workers in small ranges. Items that a worker
+        With leases, the coordinator leases the items of a DataLoader to workers in small ranges. Items that a worker
         has not trained when it leaves or dies go to others, a worker that joins takes part in the present epoch, and a
-        restarted job continues where it stopped (docs/data.md). Leases are the default where the number of workers is
-        not fixed; iterable datasets, and samplers without a length, are split there by the live workers. Every worker
-        leases the same datasets in the same order, or gives each a ``name``; the default is "data", "data-1", … in that
-        order.
+        restarted job continues where it stopped. Iterable datasets, and samplers without a length, are then split by
+        the live workers.
 
-        With ``even`` every worker gets equally many batches, for code that counts steps: the samples of a last window
-        with fewer samples than workers are added to the batches before.
+        Args:
+            loader: The data.
+            lease: Whether to lease the items. None: where the number of workers is not fixed.
+            name: Name of leased data, the same on every worker. None: "data", "data-1", … in the order of calls.
+            even: Give every worker equally many batches, for code that counts steps: the samples of a last window with
+                fewer samples than workers are added to the batches before.
 
-        Raises ConfigError for data that cannot be split, or leased as requested.
+        Raises:
+            ConfigError: The data cannot be split, or leased, as requested.
         """
         return self._datasets.shard(loader, lease, name, even)
 
     def barrier(self) -> None:
         """Wait until every live worker has called this, then take the newest parameters and buffers.
 
-        It does not wait for workers that leave or die. Steps of other workers do not wait for a worker in the barrier:
-        workers with more data train on until they come too. Raises Fenced.
+        It does not wait for workers that leave or die. Other workers' steps do not wait for a worker in the barrier:
+        workers with more data train on until they arrive, too.
+
+        Raises:
+            Fenced: This process has lost its place in the job.
         """
         self._workers_only("barrier()", "leave it out: workers do not wait for evaluators")
         self._models.meet()
 
     def all_gather(self, tensor: torch.Tensor, *, name: str = "default", section: int = 0) -> list[torch.Tensor]:
-        """The tensors of all workers by rank, 64 KiB each at most. ``Collectives`` tells what calls have in common."""
+        """Return the tensors of all workers, by rank: a collective call, as ``gather_values``.
+
+        Args:
+            tensor: 64 KiB at most; shapes and dtypes may differ between workers.
+            name: See ``gather_values``.
+            section: See ``gather_values``.
+
+        Returns:
+            The tensors of the workers that took part, on the device of ``tensor``.
+        """
         return self._collectives.all_gather(tensor, name=name, section=section)
 
     def all_reduce(
         self, tensor: torch.Tensor, reduction: str = "mean", *, name: str = "default", section: int = 0
     ) -> torch.Tensor:
-        """The "mean", "sum", "min" or "max" of a small tensor over the workers; as ``Collectives.all_reduce``."""
+        """Reduce a tensor element by element over the workers: a collective call, as ``gather_values``.
+
+        Args:
+            tensor: Of one shape and dtype on all workers, 64 KiB at most; for a mean, of a floating-point dtype.
+            reduction: "mean", "sum", "min" or "max".
+            name: See ``gather_values``.
+            section: See ``gather_values``.
+
+        Returns:
+            A new tensor, on the device of ``tensor``.
+
+        Raises:
+            InvalidRequest: Shapes or dtypes differ between workers.
+        """
         return self._collectives.all_reduce(tensor, reduction, name=name, section=section)
 
     def broadcast(self, value: Any, source: int = 0, *, name: str = "default") -> Any:
-        """The tensor or JSON value of worker ``source``; as ``Collectives.broadcast``."""
+        """Return the value of one worker: a collective call, as ``gather_values``.
+
+        Args:
+            value: Tensor or JSON value, 64 KiB at most. That of other workers is not sent.
+            source: Rank of the worker whose value all get.
+            name: See ``gather_values``.
+
+        Returns:
+            The value; a tensor is on the CPU.
+
+        Raises:
+            InvalidRequest: The worker ``source`` took no part, since it had left or was lost.
+        """
         return self._collectives.broadcast(value, source, name=name)
 
     def gather_values(self, value: Any, *, name: str = "default", section: int = 0) -> dict[int, Any]:
-        """Tensors or JSON values of all workers, by rank; as ``Collectives.gather_values``."""
+        """Return small tensors or JSON values of all workers, by rank: for metrics, decisions, early stopping.
+
+        All workers make the collective calls – this one, ``all_gather``, ``all_reduce`` and ``broadcast`` – in the same
+        order. A call returns when every live worker has made it; it does not wait for workers that leave or die. The
+        coordinator carries the values and keeps the results of the last 4096 calls, 8 MiB at most: a worker that was
+        started again and runs its script from the beginning gets the results of calls that others have made before.
+        While no worker is live, results are forgotten. Each call costs a message to the coordinator and, with a
+        journal, a commit there; gradients do not travel this way.
+
+        Args:
+            value: Tensor, or what JSON has, 64 KiB at most. None makes the call a barrier.
+            name: Calls are matched by name, and by how many of that name a worker has made.
+            section: Calls of a name are counted per section. A worker in an earlier section does not wait for one in a
+                later section, so a script that begins at a checkpoint names the section where it is.
+
+        Returns:
+            The values of the workers that took part, by rank; tensors are on the CPU.
+
+        Raises:
+            ConfigError: An evaluator called this, or the value is neither a tensor nor JSON.
+            InvalidRequest: The value is too large, another worker made another call, or the result is not kept any
+                more.
+            Unavailable: The coordinator does not answer in time.
+            Fenced: This process has lost its place in the job.
+        """
         return self._collectives.gather_values(value, name=name, section=section)
 
     def report(self, **metrics: float | torch.Tensor) -> None:
-        """Show numbers such as ``loss=loss`` with this worker's progress, and in TensorBoard with PS_TENSORBOARD."""
+        """Show numbers with the progress of this worker, and in TensorBoard with ``PS_TENSORBOARD``.
+
+        Args:
+            **metrics: Numbers by name, as in ``report(loss=loss)``; a tensor has one element.
+        """
         plain = plain_metrics(metrics)
         self._session.progress.report(plain)
         self._session.instruments.report(plain)
 
     def follow(self, model: Source, name: str = "model", *, min_interval_seconds: float = 1.0) -> Iterator[int]:
-        """Keep ``model`` at the newest parameters: yields the step whenever there are newer ones.
+        """Keep ``model`` at the newest parameters, and yield the step whenever there are newer ones.
 
-        Waits until a worker has declared the model called ``name``. Ends when the job is finished; the last step
-        yielded is the job's last. On a worker, which is itself part of the job, the iteration continues until the loop
-        is left; there ``model`` is a separate model, not that of an optimizer. Raises ModelMismatch, naming each
-        difference, when ``model`` is another one.
+        Waits until a worker has declared the model. The iteration ends when the job is finished; the last step yielded
+        is the last one of the job. On a worker, which is itself part of the job, it continues until the loop is left.
+
+        Args:
+            model: A module, or parameters, of the same names and shapes; on a worker, not that of an optimizer.
+            name: Name of the model in the job.
+            min_interval_seconds: Shortest time between two pulls.
+
+        Yields:
+            The number of updates that the parameters contain.
+
+        Raises:
+            ModelMismatch: ``model`` is another one; the message names each difference.
         """
         self._followed = True
         return follow(self._session, model, name, min_interval_seconds)
@@ -305,11 +421,19 @@ class Cluster:
         stale_policy: str = "accept",
         stale_threshold: int = 0,
     ) -> None:
-        """Change the consistency of the whole job while it runs, as ``set_mode("ssp", staleness=8)``.
+        """Change the consistency mode of the whole job while it runs, as ``set_mode("ssp", staleness=8)``.
 
-        In ssp, ``staleness`` is 4 where it is not given. In sync, ``backup`` pushes of a step may be missing;
-        ``grace_seconds`` is how long it waits for these. Raises ConfigError for an unknown mode and InvalidRequest for
-        numbers that do not fit the job.
+        Args:
+            mode: "async", "ssp" or "sync".
+            staleness: ssp: steps by which a worker may be ahead of the slowest. None: 4.
+            backup: sync: pushes of a step that may be missing.
+            grace_seconds: sync with ``backup``: how long a step waits for these.
+            stale_policy: async, ssp: "accept", "reject" or "scale" what is staler than the threshold.
+            stale_threshold: Staleness above which the policy applies, in updates.
+
+        Raises:
+            ConfigError: Unknown mode or policy.
+            InvalidRequest: The numbers do not fit the job.
         """
         self._session.set_consistency(
             Consistency.of(
@@ -331,14 +455,26 @@ class Cluster:
         timeout_seconds: float | None = None,
         security: SecuritySettings | None = None,
     ) -> str:
-        """Have whoever started the job start or end workers and shards, until it has as many; None: as it is.
+        """Have the program that started the job start or end workers and shards, until the job has as many.
 
-        Returns what the job waits for, in words, once the coordinator has taken the numbers, which stay wanted. With
-        ``wait`` it returns when the job has them. In sync the others cannot finish a step while this worker waits, and
-        a worker ends after its step: wait where this worker has no other step to make, or on an evaluator. This worker
-        may itself be one that ends. ``security``: the files of an admin, where the job has roles, since a worker may
-        not scale it. Raises InvalidRequest for a number that the job cannot have, NotReady where nobody starts and ends
-        processes, when another caller scales the job, and after ``timeout_seconds``; PermissionDenied, Unavailable.
+        In sync the others cannot finish a step while this worker waits, and a worker ends after its step: wait only
+        where this worker makes no other step, or on an evaluator. This worker may itself be one that ends.
+
+        Args:
+            workers: How many workers the job is to have. None: as many as now.
+            shards: How many shards are to hold the models. None: as many as now.
+            wait: Return only once the job has them.
+            timeout_seconds: How long to wait. None: as long as it takes.
+            security: Files of an admin, where the job has roles: a worker may not scale it.
+
+        Returns:
+            What the job waits for, in words. The numbers stay wanted from then on.
+
+        Raises:
+            InvalidRequest: The job cannot have as many.
+            NotReady: Nobody starts and ends processes, another caller scales the job, or the time is over.
+            PermissionDenied: This process may not scale the job.
+            Unavailable: The coordinator does not answer.
         """
         return self._session.scale(ScaleAsk(workers, shards), wait, timeout_seconds, security)
 

@@ -29,32 +29,48 @@ def connect(
     local: bool = True,
     name: str | None = None,
 ) -> Cluster:
-    """Join the cluster as a worker (or evaluator) and wait until it is complete.
+    """Join a job as a worker or evaluator, and return once all expected members are there.
 
-    What is not given comes from ``PS_COORDINATOR``, ``PS_ROLE``, ``PS_RANK``, ``PS_DEVICE``, ``PS_TRANSPORT``,
-    ``PS_CONNECT_TIMEOUT`` and ``PS_RECONNECT_TIMEOUT``, then from ``TF_CONFIG``. ``ps-run`` sets what its workers need.
-    Under torchrun the rank may come from ``RANK``, and ``PS_COORDINATOR=:7000`` is that port of ``MASTER_ADDR``.
+    What is not given comes from the environment: ``PS_COORDINATOR``, ``PS_ROLE``, ``PS_RANK``, ``PS_DEVICE``,
+    ``PS_TRANSPORT``, ``PS_CONNECT_TIMEOUT``, ``PS_RECONNECT_TIMEOUT``, then from ``TF_CONFIG``. ``ps-run`` sets what
+    its workers need. Under torchrun the rank may come from ``RANK``, and ``PS_COORDINATOR=:7000`` is that port of
+    ``MASTER_ADDR``.
 
-    A worker without any address starts a cluster of its own: a coordinator and one shard, as processes of this machine
-    that end with it. It says so on stderr. ``local=False`` makes a missing address an error instead.
+    A worker without any address starts a cluster of its own and says so on stderr: a coordinator and one shard, as
+    processes of this machine that end with it.
 
-    ``transport`` is the transport of steps: "shm" (shared memory with shards on this host), "bulk" (TCP sockets beside
-    gRPC) or "grpc" alone. Where one is not available, the next is used; "auto", the default, begins with the first.
+    Errors of torch-ps that the script does not catch are printed without torch-ps's own frames; ``PS_TRACEBACK=full``
+    prints all frames. With ``PS_LOG_FORMAT`` (text, json) or ``PS_LOG_LEVEL`` torch-ps writes its log to stderr;
+    without them its records go to the logging of the script.
 
-    ``name``: models are then called "NAME", "NAME-1", … in place of "model", "model-1", …, and leased data "NAME-data".
-    A process that connects to one job again, as a training function that is called twice does, would otherwise go on
-    with the models and the data of before; all workers give the same name.
+    Args:
+        coordinator: Address of the coordinator, host:port.
+        role: "worker" or "evaluator".
+        rank: Number of this worker, from 0. None: the lowest free one.
+        device: Torch device for the model, such as "cuda:1".
+        transport: Transport of steps to try first: "shm" (shared memory with shards on this host), "bulk" (TCP sockets
+            beside gRPC) or "grpc"; "auto" tries them in this order. The next one is used where one is not available.
+        connect_timeout_seconds: How long to wait for coordinator, shards and other workers. Default: 60.
+        reconnect_timeout_seconds: How long steps wait for a coordinator or shard that went away. Default: 60.
+        security: TLS and tokens. None: from ``PS_TLS_CA``, ``PS_TLS_CERT``, ``PS_TLS_KEY``, ``PS_TOKEN_FILE`` and
+            ``PS_TOKEN``.
+        local: Start an own cluster where no address is known. False: raise ConfigError.
+        name: Prefix of names: models are called "NAME", "NAME-1", … in place of "model", "model-1", …, and leased data
+            "NAME-data". A process that connects to one job again, as a training function that is called twice does,
+            gives another name each time, the same on all workers; else it goes on with the models and the data of
+            before.
 
-    ``security`` names the files of TLS and tokens (``ps_worker.security``); without it they come from
-    ``PS_TLS_CA``, ``PS_TLS_CERT``, ``PS_TLS_KEY``, ``PS_TOKEN_FILE`` and ``PS_TOKEN`` (docs/security.md).
+    Returns:
+        The connection, best used in a ``with`` block.
 
-    Raises ConfigError for settings that are missing or wrong; Unauthenticated and PermissionDenied when the job does
-    not accept this process, or not in this role; PlaceTaken when another process has this rank (with
-    ``PS_TAKE_OVER=1`` in the environment that one is fenced) or the job has all its workers; InvalidRequest for a rank
-    that the job does not have; Unavailable when coordinator, shards or other workers do not come within
-    ``connect_timeout_seconds`` (default 60). Errors of torch-ps that the script does not catch are shown without
-    torch-ps's own frames; ``PS_TRACEBACK=full`` shows all frames. ``PS_LOG_FORMAT`` (text, json) and ``PS_LOG_LEVEL``
-    have torch-ps write its log to stderr; without them its records go to the script's own logging.
+    Raises:
+        ConfigError: A setting is missing or wrong.
+        Unauthenticated: The job does not accept this process.
+        PermissionDenied: The job does not accept this process in its role.
+        PlaceTaken: Another process has this rank, or the job has all its workers. With ``PS_TAKE_OVER=1`` in the
+            environment the other process is fenced instead.
+        InvalidRequest: The job has no such rank.
+        Unavailable: Coordinator, shards or other workers are not there in time.
     """
     logs.install(os.environ)
     uncaught.install()

@@ -73,7 +73,6 @@ def follow_table(
         UnknownModel: The job has no such model.
         InvalidRequest: The model has no such table, or ``cursor`` is of another table.
         Unavailable: Coordinator or shards did not answer in time.
-
     """
     config = WorkerConfig.from_environment(
         os.environ, coordinator=coordinator, reconnect_timeout_seconds=reconnect_timeout_seconds, security=security
@@ -93,7 +92,10 @@ def _checksum(*arrays: npt.NDArray[Any]) -> np.uint64:
 
 
 class TableCopy:
-    """Used by one thread. Equal to the shards' rows once a change that is ``whole`` was applied."""
+    """A copy of a table: rows by id in memory, with the position of the last change. Used by one thread.
+
+    It equals the rows on the shards once a change that is ``whole`` was applied. ``len`` is the number of rows.
+    """
 
     def __init__(self) -> None:
         #: The cursor of the last change applied; None: none was.
@@ -108,11 +110,18 @@ class TableCopy:
 
     @property
     def ids(self) -> Ids:
-        """Ids that have a row, in no order."""
+        """Ids that have a row, int64 [n], in no order."""
         return self._ids[: self._count].copy()
 
     def apply(self, change: Change) -> None:
-        """Apply one change, in the order in which changes come. Raises InvalidRequest for rows of another width."""
+        """Apply one change, in the order in which changes come.
+
+        Args:
+            change: What ``follow_table`` yielded.
+
+        Raises:
+            InvalidRequest: The rows have another width than those of the copy.
+        """
         if change.reset_buckets and self._count:
             held = self._ids[: self._count]
             marked = np.zeros(change.table.buckets, np.bool_)
@@ -123,18 +132,37 @@ class TableCopy:
         self.cursor = change.cursor
 
     def rows(self, ids: npt.ArrayLike, missing: float = 0.0) -> Floats:
-        """Rows of ``ids`` [n], float32 [n, width]; ``missing`` throughout where there is none."""
+        """Return the rows of some ids.
+
+        Args:
+            ids: int64 [n].
+            missing: Number that fills the rows of ids that have none.
+
+        Returns:
+            float32 [n, dim], or [n, width] with the state of the optimizer.
+        """
         found = self._find(np.ascontiguousarray(ids, np.int64))
         rows = self._rows[found]
         rows[found < 0] = missing
         return rows
 
     def has(self, ids: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Whether each of ``ids`` [n] has a row."""
+        """Return whether each id has a row.
+
+        Args:
+            ids: int64 [n].
+
+        Returns:
+            bool [n].
+        """
         return self._find(np.ascontiguousarray(ids, np.int64)) >= 0
 
     def save(self, path: Path) -> None:
-        """Save rows and cursor in one file, atomically."""
+        """Save rows and cursor in one file, atomically.
+
+        Args:
+            path: The file; one that exists is replaced.
+        """
         with replacing(path, PUBLIC_MODE, durable=False) as file:
             cursor = np.frombuffer(json.dumps(self.cursor).encode(), np.uint8)
             ids, rows = self._ids[: self._count], self._rows[: self._count]
@@ -142,7 +170,14 @@ class TableCopy:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The copy that was saved there, else an empty one. Raises DamagedData."""
+        """Return the copy that was saved, else an empty one.
+
+        Args:
+            path: The file; it need not exist.
+
+        Raises:
+            DamagedData: It is not such a file, or was changed.
+        """
         copy = cls()
         try:
             with path.open("rb") as file, np.load(file) as arrays:

@@ -83,18 +83,15 @@ def _has_hooks(optimizer: PsOptimizer) -> bool:
 
 
 class PsOptimizer(torch.optim.Optimizer):
-    """A ``torch.optim`` optimizer that runs on the shards. Made by ``cluster.optimizer``, used from one thread.
+    """A ``torch.optim`` optimizer that runs on the shards. ``Cluster.optimizer`` makes it; used from one thread.
 
-    ``step`` pushes every ``param.grad`` and puts the next parameters into the model, in place. Parameter groups,
-    learning-rate schedulers, ``GradScaler``, ``clip_grad_norm_`` and gradient accumulation work as with the torch class
-    itself. The constructor declares the model and returns when it holds the cluster's parameters.
+    ``step`` pushes every ``param.grad`` and writes the next parameters into the model, in place. Parameter groups,
+    learning-rate schedulers, ``GradScaler``, ``clip_grad_norm_`` and gradient accumulation work as with the torch
+    class, of which it is an instance, too; no code of that class runs here.
 
-    Each table has a group at the end, with the options of its row optimizer and its name under "table". Its parameters
-    are the rows that have got gradients since the last step; ``step`` pushes these and forgets them. ``state_dict`` has
-    the options of tables; rows and their state are in checkpoints of the cluster alone.
-
-    An instance is also one of the torch class (``ps_worker.on_shards``), so that ``isinstance`` tells what it computes;
-    nothing of that class runs here.
+    Each table has a group at the end, with the options of its row optimizer and its name under "table". The parameters
+    of such a group are the rows that have gradients since the last step; ``step`` pushes these and forgets them.
+    ``state_dict`` has the options of tables; rows and their state are in the checkpoints of the job alone.
     """
 
     #: The class that shards run; set by ``ps_worker.on_shards``.
@@ -148,22 +145,22 @@ class PsOptimizer(torch.optim.Optimizer):
 
     @property
     def version(self) -> int:
-        """Updates contained in the parameters held: those that every shard has done."""
+        """Updates that the parameters of this worker contain: those that every shard has applied."""
         return self._model.pipeline.version
 
     @property
     def clip_grad_norm(self) -> float | None:
-        """The norm to which shards clip gradients; None: they do not."""
+        """Norm to which the shards clip gradients; None: they do not clip."""
         return self._model.spec.clip_grad_norm or None
 
     @property
     def last(self) -> StepSummary | None:
-        """The result of the last step; None before the first."""
+        """Result of the last step; None before the first."""
         return summary_of(self._models()) if self._added else self._model.last
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step was skipped because a gradient held NaN or infinity (``nonfinite="skip"``)."""
+        """Whether the last step was skipped because of NaN or infinity (``nonfinite="skip"``)."""
         return self.last is not None and self.last.outcome is Outcome.SKIPPED
 
     @property
@@ -181,19 +178,27 @@ class PsOptimizer(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, *, weight: float | None = None
     ) -> float | None:
-        """Push gradients, of rows too, and receive parameters. Returns what ``closure`` returned.
+        """Push the gradients, of rows too, and receive the next parameters.
 
-        ``weight``: in sync, what these gradients weigh in the mean of the step, such as the number of samples in the
-        batch; a push without one weighs 1. In async and ssp it has no effect: a push is applied alone. Raises
-        InvalidRequest, with nothing sent, unless it is positive and finite.
+        Values that the script has set since the last step (``load_state_dict``, a clamp) become the job's before this
+        step is applied, as the argument ``writes`` of ``Cluster.optimizer`` says. With ``overlap``, errors of an
+        exchange are raised by the next call, and ``last`` is the result of the step before.
 
-        Raises NonFiniteGradient, with nothing sent, when a gradient holds NaN or infinity and the policy is "refuse".
-        Raises Unavailable when a shard did not answer in time, StateLost, Fenced. Where exchanges overlap, the next
-        call raises the errors of an exchange, and ``last`` is the result of the step before.
+        Args:
+            closure: Computes the loss, as in torch.
+            weight: sync: weight of these gradients in the mean of the step, such as the number of samples in the batch.
+                None: 1. In async and ssp it has no effect: a push is applied alone.
 
-        Values that the user has set since the last step (``load_state_dict``, a clamp) become the cluster's before this
-        step is applied, depending on ``writes`` (docs/guarantees.md). Raises InvalidRequest where updates of other
-        workers would be lost.
+        Returns:
+            What ``closure`` returned.
+
+        Raises:
+            NonFiniteGradient: A gradient holds NaN or infinity, and the policy is "refuse"; nothing was sent.
+            InvalidRequest: ``weight`` is not positive and finite, and nothing was sent; or values were set, and updates
+                of other workers would be lost.
+            Unavailable: A shard did not answer in time.
+            StateLost: A shard has lost updates that were acknowledged.
+            Fenced: This process has lost its place in the job.
         """
         self._opt_called = True
         loss = None
@@ -220,9 +225,10 @@ class PsOptimizer(torch.optim.Optimizer):
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def finish(self) -> None:
-        """With ``overlap``: wait for the exchange under way and take its parameters. Without it, does nothing.
+        """With ``overlap``: wait for the exchange under way and take its parameters. Without it, do nothing.
 
-        Raises the errors of that step, as ``step`` does.
+        Raises:
+            PsError: The error of that step, as from ``step``.
         """
         for model in self._models():
             model.finish()
@@ -231,34 +237,43 @@ class PsOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch; gradients of rows are dropped.
 
-        With ``set_to_none=False`` gradients stay in the memory that pushes are sent from, which saves a copy. With
-        ``overlap`` they are other tensors then, and after ``step``, unless somebody else holds them.
+        Args:
+            set_to_none: False keeps gradients in the memory that pushes are sent from, which saves a copy. With
+                ``overlap`` they are other tensors then, and after ``step``, unless somebody else refers to them.
         """
         for model in self._models():
             model.drop_gradients(in_place=not set_to_none)
         super().zero_grad(set_to_none)
 
     def pull(self) -> None:
-        """Put the newest parameters and buffers of the cluster into the model, for evaluation. Raises PsError.
+        """Take the newest parameters and buffers of the job, for evaluation. Values set since the last step are
+        replaced.
 
-        Values that the user has set since the last step are replaced.
+        Raises:
+            PsError: A shard did not answer in time, or refused.
         """
         for model in self._models():
             model.pull()
 
     def assign(self) -> None:
-        """Make this worker's parameters and buffers the cluster's, whatever the mode. Raises PsError.
+        """Make this worker's parameters and buffers the job's, in any mode.
 
         Call it on one worker, then ``cluster.barrier()`` on all; after that all workers have them. Updates that other
-        workers have pushed meanwhile are replaced. The optimizer's state stays; ``load_state_dict`` sets it.
+        workers have pushed meanwhile are replaced. The state of the optimizer stays; ``load_state_dict`` sets it.
+
+        Raises:
+            PsError: A shard did not answer in time, or refused.
         """
         for model in self._models():
             model.assign()
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state from the shards, as ``torch_class(...).state_dict()`` would give it. Raises PsError.
+        """Return the optimizer's state from the shards, in the form of ``torch_class(...).state_dict()``.
 
         Of tables it has only the options.
+
+        Raises:
+            PsError: A shard did not answer in time, or refused.
         """
         state, residuals = save_together(self._models(), self._rank)
         parameters = self._parameters()
@@ -273,10 +288,16 @@ class PsOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take options and state from a ``state_dict`` of this optimizer or of the torch class.
 
-        All workers may call it. The worker of the lowest rank sends the state to the shards, unless it joined a job
-        that had begun training and has made no step: then the shards keep their state. Call ``cluster.barrier()``
-        afterwards. Raises ValueError as torch does when the groups differ, InvalidRequest for state that does not fit.
-        A state without tables leaves their options as they are.
+        All workers may call it; call ``cluster.barrier()`` afterwards. The worker of the lowest rank sends the state to
+        the shards, unless it joined a job that had begun to train and has made no step: then the shards keep their
+        state.
+
+        Args:
+            state_dict: The state. One without tables leaves their options as they are.
+
+        Raises:
+            ValueError: The groups differ, as in torch.
+            InvalidRequest: The state does not fit the parameters.
         """
         self.finish()
         with self._table_groups.without_rows(self):
@@ -288,12 +309,18 @@ class PsOptimizer(torch.optim.Optimizer):
         load_together(self._models(), state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters that no optimizer has yet, as another model of the cluster that is stepped with the first.
+        """Add parameters that no optimizer has yet: as another model of the job, which is stepped with the first.
 
-        Every worker adds the same groups in the same order. The first time it waits as ``cluster.barrier()`` does; a
-        worker that comes to a job that has the group already does not. Raises ValueError as torch does,
-        UnsupportedOptimizer where the model has tables, ModelMismatch when workers add different parameters; nothing is
-        added then.
+        Every worker adds the same groups in the same order. The call waits as ``cluster.barrier()`` does, except on a
+        worker that joins a job which has the group already. After an error nothing is added.
+
+        Args:
+            param_group: As in torch.
+
+        Raises:
+            ValueError: The group is not valid, as in torch.
+            UnsupportedOptimizer: The model has tables.
+            ModelMismatch: Another worker adds other parameters.
         """
         if not self._sealed:
             super().add_param_group(param_group)
@@ -312,13 +339,18 @@ class PsOptimizer(torch.optim.Optimizer):
             raise
 
     def close(self, *, release: bool = False) -> None:
-        """Use the model no more: its parameters, with their last values, may be given to another optimizer.
+        """End the use of the model: its parameters keep their last values and may be given to another optimizer.
 
-        Waits as ``cluster.barrier()`` does: every live worker calls it, and steps the model no more. The shards keep
-        the model until the job ends, and its name stays taken, unless it is released: with ``release`` the shards drop
-        its values, state and tables, the next checkpoint lacks it, and its name is free. Afterwards every other call
-        raises UnsupportedOptimizer; closing again does nothing. Raises PsError: NotReady, naming them, when other
-        workers have not closed it in time; call it again then.
+        Waits as ``cluster.barrier()`` does: every live worker calls it, and steps the model no more. Afterwards every
+        other call raises UnsupportedOptimizer; closing again does nothing.
+
+        Args:
+            release: Have the shards drop the values, state and tables of the model. The next checkpoint lacks it, and
+                its name is free. Otherwise the shards keep it until the job ends, and its name stays taken.
+
+        Raises:
+            NotReady: Other workers have not closed it in time; the message names them. Call it again.
+            PsError: A shard did not answer in time, or refused.
         """
         if isinstance(self._model, ClosedModel):
             return

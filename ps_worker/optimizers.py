@@ -45,7 +45,6 @@ def check(
     Raises:
         UnsupportedOptimizer: The class is not registered, or breaks the contract; the message names the check.
         ConfigError: The server part of torch-ps cannot be imported, or shards know no such dtype.
-
     """
     try:
         contract = importlib.import_module(_CONTRACT)

@@ -18,36 +18,50 @@ __all__ = [*row_optimizers.__all__, "Constant", "Init", "Normal", "Uniform"]
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Rows begin with numbers drawn evenly from [low, high)."""
+    """Rows begin with numbers drawn evenly from [low, high).
+
+    Attributes:
+        low: Least number.
+        high: Bound of the numbers.
+    """
 
     low: float
     high: float
 
     def init(self) -> RowInit:
-        """The form in the table's declaration."""
+        """Return the form in the declaration of a table."""
         return RowInit("uniform", float(self.low), float(self.high))
 
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Rows begin with numbers drawn from a normal distribution."""
+    """Rows begin with numbers drawn from a normal distribution.
+
+    Attributes:
+        mean: Its mean.
+        std: Its standard deviation.
+    """
 
     mean: float = 0.0
     std: float = 1.0
 
     def init(self) -> RowInit:
-        """The form in the table's declaration."""
+        """Return the form in the declaration of a table."""
         return RowInit("normal", float(self.mean), float(self.std))
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Rows begin with ``value`` everywhere."""
+    """Rows begin with one number everywhere.
+
+    Attributes:
+        value: The number.
+    """
 
     value: float = 0.0
 
     def init(self) -> RowInit:
-        """The form in the table's declaration."""
+        """Return the form in the declaration of a table."""
         return RowInit("constant", float(self.value))
 
 

@@ -108,7 +108,7 @@ class StepPush:
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """The result of one step: the answers of all shards, or of one."""
+    """The result of one step, over all shards."""
 
     #: Version of the parameters received, by shard.
     versions: tuple[int, ...]

@@ -14,12 +14,19 @@ from ps_worker.tables.table import Table, TableModule
 
 
 def embedding(table: int | Table | TableModule, *, padding_id: int | None = None, **settings: Any) -> Embedding:
-    """A module as ``nn.Embedding`` for ids of any value: ``cluster.embedding(16, name="user")``.
+    """Make a module as ``nn.Embedding`` for ids of any value: ``cluster.embedding(16, name="user")``.
 
-    ``table`` is the ``dim`` of a new table, with a ``name`` and the other settings of ``ps_worker.tables.Table``:
-    the row ``optimizer``, as ``rows.Adagrad(lr=0.05)``, ``init``, and the admission and expiry of rows; or an
-    existing table or module, whose rows are shared. Rows are on the shards from ``cluster.optimizer`` on. Raises
-    InvalidRequest, UnsupportedOptimizer or ConfigError for invalid settings.
+    Its rows are on the shards from ``Cluster.optimizer`` on.
+
+    Args:
+        table: Numbers of a row (``dim``) of a new table; or an existing table or module, whose rows are shared.
+        padding_id: Id whose row is zero and stays so.
+        **settings: Settings of a new table: ``name``, and the other arguments of ``ps_worker.tables.Table``.
+
+    Raises:
+        InvalidRequest: A setting is out of its range.
+        UnsupportedOptimizer: No shard has such a row optimizer.
+        ConfigError: A setting is unknown.
     """
     return Embedding(table, padding_id=padding_id, **settings)
 
@@ -32,9 +39,19 @@ def embedding_bag(
     padding_id: int | None = None,
     **settings: Any,
 ) -> EmbeddingBag:
-    """A module as ``nn.EmbeddingBag`` for ids of any value; ``mode`` is "sum", "mean" or "max".
+    """Make a module as ``nn.EmbeddingBag`` for ids of any value.
 
-    ``table`` and ``settings``: see ``embedding``.
+    Args:
+        table: See ``embedding``.
+        mode: "sum", "mean" or "max" of the rows of a bag.
+        include_last_offset: The offsets end with the number of ids, as in torch.
+        padding_id: Id that is in no bag.
+        **settings: See ``embedding``.
+
+    Raises:
+        InvalidRequest: As ``embedding``.
+        UnsupportedOptimizer: As ``embedding``.
+        ConfigError: As ``embedding``, and for an unknown ``mode``.
     """
     return EmbeddingBag(table, mode=mode, include_last_offset=include_last_offset, padding_id=padding_id, **settings)
 
@@ -46,9 +63,17 @@ def embedding_bags(
     include_last_offset: bool = False,
     padding_id: int | None = None,
 ) -> EmbeddingBags:
-    """Several features, each as an ``embedding_bag``, looked up in one message per shard.
+    """Make one module of several features, each as an ``embedding_bag``, looked up in one message per shard.
 
-    ``features`` gives each its table, or a table and a mode; features may share one.
+    Args:
+        features: By name, the table of each feature, or the table and a mode of its own. Features may share a table.
+        mode: "sum", "mean" or "max", for features without their own.
+        include_last_offset: The offsets end with the number of ids, as in torch.
+        padding_id: Id that is in no bag.
+
+    Raises:
+        InvalidRequest: There is no feature, or one has no table.
+        ConfigError: Unknown ``mode``.
     """
     return EmbeddingBags(features, mode=mode, include_last_offset=include_last_offset, padding_id=padding_id)
 
@@ -56,11 +81,21 @@ def embedding_bags(
 def convert_embeddings(
     model: torch.nn.Module, *, min_rows: int = 10_000, optimizer: RowOptimizer | None = None
 ) -> torch.nn.Module:
-    """Replace ``nn.Embedding`` and ``nn.EmbeddingBag`` with ``min_rows`` rows or more with tables.
+    """Replace large ``nn.Embedding`` and ``nn.EmbeddingBag`` modules of a model with tables, in place.
 
-    Their weights are the first values of the rows, uploaded by ``cluster.optimizer``; tables are named by the
-    modules' paths. Modules that share a weight share a table. Frozen embeddings, and those whose weight another
-    layer uses, are left as they are. Returns the model, which is changed in place. Raises InvalidRequest for an
-    embedding that cannot become a table.
+    Their weights are the first values of the rows, uploaded by ``Cluster.optimizer``. Tables are named by the paths of
+    the modules; modules that share a weight share a table. Frozen embeddings, and those whose weight another layer
+    uses, are left as they are.
+
+    Args:
+        model: The model.
+        min_rows: Replace embeddings with at least so many rows.
+        optimizer: Row optimizer of the tables. None: ``rows.Adagrad()``.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        InvalidRequest: An embedding cannot become a table.
     """
     return convert(model, min_rows, optimizer)

@@ -17,16 +17,19 @@ _MODES = ("sum", "mean", "max")
 
 
 class Embedding(TableModule):
-    """As ``nn.Embedding`` for ids of any value: int64 or int32 of any shape, to float32 [*shape, dim].
+    """As ``nn.Embedding``, for ids of any value; its rows are on the shards.
 
-    Has no parameters: rows come from the shards for each forward pass, and their gradients go with ``optimizer.step``.
-    In ``torch.no_grad()`` they are the newest rows. Used in the training thread.
+    It has no parameters of its own: rows come from the shards for each forward pass, and their gradients are pushed by
+    ``optimizer.step``. In ``torch.no_grad()`` they are the newest rows. Used from the training thread.
     """
 
     def __init__(self, table: Table | TableModule | int, *, padding_id: int | None = None, **settings: Any) -> None:
-        """``table``: an existing one, to share its rows, or the ``dim`` of a new one with ``settings`` of Table.
+        """Make a module of one table.
 
-        The row of ``padding_id`` is zero and stays so. Raises what Table raises.
+        Args:
+            table: See ``Cluster.embedding``.
+            padding_id: Id whose row is zero and stays so.
+            **settings: Settings of a new table.
         """
         super().__init__()
         self.padding_id = padding_id
@@ -39,23 +42,34 @@ class Embedding(TableModule):
         return self.padding_id
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The row of each id. Raises InvalidRequest for invalid ids, and before the table is bound; PsError."""
+        """Return the row of each id.
+
+        Args:
+            input: Ids, int64 or int32, of any shape.
+
+        Returns:
+            float32 [*shape, dim].
+
+        Raises:
+            InvalidRequest: The ids are of another kind, or the table is not bound yet.
+            PsError: A shard did not answer in time, or refused.
+        """
         request = self.request(input)
         [(rows, distinct)] = bound_of(request.table).rows([request])
         return gathered(rows, distinct, input.shape)
 
     def request(self, ids: torch.Tensor) -> RowRequest:
-        """The request of a forward pass with ``ids``."""
+        """Return the request of a forward pass with ``ids``."""
         check_ids(ids, self.tables[0].name)
         return RowRequest(self.tables[0], (ids,), self.padding_id)
 
     def extra_repr(self) -> str:
-        """For ``repr``."""
+        """Return what ``repr`` shows."""
         return f"{self.tables[0]!r}, padding_id={self.padding_id}"
 
 
 class EmbeddingBag(TableModule):
-    """As ``nn.EmbeddingBag`` for ids of any value; see ``Embedding``."""
+    """As ``nn.EmbeddingBag``, for ids of any value; its rows are on the shards. See ``Embedding``."""
 
     def __init__(
         self,
@@ -66,7 +80,15 @@ class EmbeddingBag(TableModule):
         padding_id: int | None = None,
         **settings: Any,
     ) -> None:
-        """``mode``: "sum", "mean" or "max" of a bag's rows. ``padding_id`` is in no bag. Raises what Table raises."""
+        """Make a module of one table.
+
+        Args:
+            table: See ``Cluster.embedding``.
+            mode: "sum", "mean" or "max" of the rows of a bag.
+            include_last_offset: The offsets end with the number of ids, as in torch.
+            padding_id: Id that is in no bag.
+            **settings: Settings of a new table.
+        """
         super().__init__()
         self.mode = _checked_mode(mode)
         self.include_last_offset = include_last_offset
@@ -85,10 +107,19 @@ class EmbeddingBag(TableModule):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Float32 [bags, dim] for 1-D ids with the offset where each bag begins, or for 2-D ids, a bag in each row.
+        """Return the pooled rows of each bag; zeros for an empty one.
 
-        An empty bag gives zeros. Raises InvalidRequest for ids, offsets or weights that do not fit together, and before
-        the table is bound; PsError.
+        Args:
+            input: Ids, int64 or int32: [n] with ``offsets``, or [bags, n] with a bag in each row.
+            offsets: Where each bag begins, [bags].
+            per_sample_weights: Weights of the rows, float32, in the shape of ``input``; for "sum" only.
+
+        Returns:
+            float32 [bags, dim].
+
+        Raises:
+            InvalidRequest: Ids, offsets or weights do not fit together, or the table is not bound yet.
+            PsError: A shard did not answer in time, or refused.
         """
         bags = bags_of(
             input,
@@ -103,17 +134,19 @@ class EmbeddingBag(TableModule):
         return pooled(rows, distinct.places, bags.offsets, _flat(bags.weights), mode=self.mode, padded=distinct.padded)
 
     def request(self, ids: torch.Tensor) -> RowRequest:
-        """The request of a forward pass with ``ids``."""
+        """Return the request of a forward pass with ``ids``."""
         check_ids(ids, self.tables[0].name)
         return RowRequest(self.tables[0], (ids,), self.padding_id)
 
     def extra_repr(self) -> str:
-        """For ``repr``."""
+        """Return what ``repr`` shows."""
         return f"{self.tables[0]!r}, mode={self.mode!r}, padding_id={self.padding_id}"
 
 
 class EmbeddingBags(TableModule):
-    """Several features, each an ``EmbeddingBag`` on a table of its own or a common one, looked up in one message."""
+    """Several features, each as an ``EmbeddingBag`` on a table of its own or a common one, looked up in one message per
+    shard.
+    """
 
     def __init__(
         self,
@@ -123,7 +156,14 @@ class EmbeddingBags(TableModule):
         include_last_offset: bool = False,
         padding_id: int | None = None,
     ) -> None:
-        """By name of the feature its table, or the table and a mode of its own. Raises ConfigError, InvalidRequest."""
+        """Make a module of several features.
+
+        Args:
+            features: By name, the table of each feature, or the table and a mode of its own.
+            mode: "sum", "mean" or "max", for features without their own.
+            include_last_offset: The offsets end with the number of ids, as in torch.
+            padding_id: Id that is in no bag.
+        """
         super().__init__()
         if not features:
             raise InvalidRequest("embedding_bags() without a feature")
@@ -140,9 +180,19 @@ class EmbeddingBags(TableModule):
         offsets: Mapping[str, torch.Tensor] | None = None,
         per_sample_weights: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """For every feature what ``EmbeddingBag`` returns, in the order of the features.
+        """Return, by feature, what ``EmbeddingBag`` returns, in the order of the features.
 
-        Offsets are given for features with 1-D ids, weights where there are some. Raises as ``EmbeddingBag``.
+        Args:
+            ids: Ids of every feature; see ``EmbeddingBag.forward``.
+            offsets: Offsets of the features with ids [n].
+            per_sample_weights: Weights of the features that have some.
+
+        Returns:
+            float32 [bags, dim] for each feature.
+
+        Raises:
+            InvalidRequest: A feature is missing or unknown; or as ``EmbeddingBag``.
+            PsError: A shard did not answer in time, or refused.
         """
         self._check_names(ids, exactly=True)
         for given in (offsets or {}, per_sample_weights or {}):
@@ -179,7 +229,7 @@ class EmbeddingBags(TableModule):
         return result
 
     def requests(self, ids: Mapping[str, torch.Tensor]) -> list[RowRequest]:
-        """The requests of a forward pass with ``ids``: one for all features of a table."""
+        """Return the requests of a forward pass with ``ids``: one for all features of a table."""
         self._check_names(ids, exactly=True)
         for name, table in self.features.items():
             check_ids(ids[name], table.name)
@@ -202,7 +252,7 @@ class EmbeddingBags(TableModule):
             )
 
     def extra_repr(self) -> str:
-        """For ``repr``."""
+        """Return what ``repr`` shows."""
         return "\n".join(f"{name}: {table!r}, mode={self.modes[name]!r}" for name, table in self.features.items())
 
 

@@ -37,10 +37,10 @@ class RowBinding(Protocol):
 
 
 class Table:
-    """Settings of one table, and its binding once ``cluster.optimizer`` or ``cluster.follow`` has bound it.
+    """A sparse table: rows of ``dim`` float32 numbers by int64 id, which shards create when an id is first used.
 
-    Used from the training thread. Modules that are given the same table share its rows. A copy, by ``copy.deepcopy`` or
-    pickle, has the settings alone.
+    Modules that are given the same table share its rows. A copy, by ``copy.deepcopy`` or pickle, has the settings
+    alone. Used from the training thread.
     """
 
     def __init__(
@@ -59,12 +59,27 @@ class Table:
         eviction: str = "refuse",
         buckets: int = 256,
     ) -> None:
-        """Rows of ``dim`` float32 numbers. By default they begin uniform in ±1/sqrt(dim), drawn from the job's seed.
+        """Declare a table. Its rows are on the shards from ``Cluster.optimizer`` or ``Cluster.follow`` on.
 
-        An id gets a row at its ``admit_after``-th use, or with ``admit_probability`` at each; a use is a step with a
-        gradient for it. Rows expire that were not used in ``expire_after_updates`` updates of the table, or for
-        ``expire_after_seconds``. A table with ``max_rows`` rows refuses new ones, or evicts: "refuse", "lru", "lfu".
-        Raises InvalidRequest, UnsupportedOptimizer or ConfigError for invalid settings.
+        Args:
+            dim: Numbers of a row.
+            name: Name of the table in its model.
+            optimizer: Row optimizer. None: ``rows.Adagrad()``.
+            seed: Seed of the first values. None: the seed of the job.
+            init: Distribution of the first values. None: uniform in ±1/sqrt(dim).
+            admit_after: Use at which an id gets a row; a use is a step with a gradient for it.
+            admit_probability: Probability with which an id gets a row at each use.
+            expire_after_updates: Remove rows that were not used in so many updates of the table. 0: never.
+            expire_after_seconds: Remove rows that were not used for so long. 0: never.
+            max_rows: Most rows of the table. 0: no limit.
+            eviction: What a full table does with a new row: "refuse" it, or evict the least recently ("lru") or least
+                frequently ("lfu") used one.
+            buckets: Number of parts in which rows are placed on shards and moved.
+
+        Raises:
+            InvalidRequest: A setting is out of its range.
+            UnsupportedOptimizer: No shard has such a row optimizer.
+            ConfigError: Unknown ``eviction``.
         """
         self.name = name
         self.optimizer = Adagrad() if optimizer is None else optimizer
@@ -100,7 +115,11 @@ class Table:
         return self._spec.dim
 
     def spec(self, seed: int) -> TableSpec:
-        """The declaration of the table; ``seed`` is the job's, for a table without its own."""
+        """Return the declaration of the table.
+
+        Args:
+            seed: Seed of the job, for a table without its own.
+        """
         given = {field.name: getattr(self._spec, field.name) for field in fields(TableSpec)}
         return TableSpec(**{**given, "seed": seed if self.seed is None else self.seed})
 

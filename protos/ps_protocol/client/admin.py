@@ -138,7 +138,6 @@ class AdminClient:
         Raises:
             Unavailable: With the reason: at once for an unknown host and for a port where nothing listens.
             Unauthenticated: The coordinator wants TLS or a token.
-
         """
         self._client.connect(timeout_seconds)
 
@@ -154,7 +153,6 @@ class AdminClient:
 
         Args:
             last_points: How many points of each curve to return. 0: all.
-
         """
         return self._client.get_history(last_points=last_points)
 
@@ -167,7 +165,6 @@ class AdminClient:
 
         Args:
             status: A status that was just taken, to spare a call. None: ask for one.
-
         """
         return table_totals(self._client, (status or self.status()).view)
 
@@ -180,7 +177,6 @@ class AdminClient:
         Raises:
             UnknownModel: The job has no such model.
             Unavailable: No shard of a model answers.
-
         """
         view = self.status().view
         maps = [each for each in shard_maps(self._client, view) if model in (None, each.spec.name)]
@@ -218,7 +214,6 @@ class AdminClient:
         Raises:
             ConfigError: Unknown mode or policy.
             InvalidRequest: The numbers do not fit the job.
-
         """
         return self.set_consistency(
             Consistency.of(
@@ -242,7 +237,6 @@ class AdminClient:
             InvalidRequest: The coordinator has no folder for checkpoints.
             NotReady: The job is not complete, or another checkpoint is being written.
             StorageFull: A disk is full.
-
         """
         return WrittenCheckpoint(*self._client.checkpoint())
 
@@ -259,7 +253,6 @@ class AdminClient:
             ModelMismatch: It does not fit the models of the job.
             DamagedData: A file of it is damaged.
             NotReady: The job is not complete.
-
         """
         found, models = self._client.restore_checkpoint(folder)
         return RestoredCheckpoint(found, tuple(models))
@@ -274,7 +267,6 @@ class AdminClient:
             NotReady: Workers still use it; the message names them.
             UnknownModel: The job has no such model.
             ModelReleased: It was released before.
-
         """
         return self._client.release_model(model)
 
@@ -304,7 +296,6 @@ class AdminClient:
             InvalidRequest: The model has no such variable, or the arguments do not go together.
             NotReady: Another move is under way, or members are missing.
             StorageFull: A disk is full.
-
         """
         return _followed(self._client.move(to, (), model, variable, batch_bytes), on_progress)
 
@@ -329,7 +320,6 @@ class AdminClient:
             InvalidRequest: No shard would be left.
             NotReady: Another move is under way, or members are missing.
             StorageFull: A disk is full.
-
         """
         return _followed(self._client.move(to, shards, batch_bytes=batch_bytes), on_progress)
 
@@ -354,7 +344,6 @@ class AdminClient:
         Raises:
             InvalidRequest: The job cannot have as many.
             NotReady: Nobody starts and ends processes, another caller scales the job, or the time is over.
-
         """
         for progress in self._client.scale(ScaleAsk(workers, shards), timeout_seconds):
             if on_progress is not None:
@@ -380,7 +369,6 @@ class AdminClient:
             InvalidRequest: There is no such state.
             NotReady: The job is not in this state in time, or has finished in another one.
             Unavailable: The coordinator does not answer in time.
-
         """
         awaited = AwaitedState(state)
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -432,7 +420,6 @@ class AdminClient:
         Raises:
             UnknownModel: The job has no such model.
             InvalidRequest: The model has no such table, or ``cursor`` is of another table.
-
         """
         yield from TableFeed(self._client, Following(table, model, with_state, follow), cursor, on_wait)
 
@@ -464,7 +451,6 @@ class AdminClient:
             UnknownModel: The job has no such model.
             InvalidRequest: The model has no such table, shapes or dtypes do not fit, or a value is NaN or infinite.
             StorageFull: A disk stays full for a minute.
-
         """
         id_array, value_array = np.asarray(ids), np.asarray(values)
         with self.row_loader(table, model) as loader:

@@ -74,12 +74,24 @@ class Cursors:
 
 
 def save_cursor(path: Path, cursor: Cursor) -> None:
-    """Save ``cursor`` in the file ``path`` atomically."""
+    """Save a position in a file, atomically.
+
+    Args:
+        path: The file; one that exists is replaced.
+        cursor: ``cursor`` of a change.
+    """
     replace_file(path, seal(FORMAT, cursor), PUBLIC_MODE, durable=False)
 
 
 def load_cursor(path: Path) -> Cursor | None:
-    """The cursor in the file ``path``; None: there is no file. Raises DamagedData."""
+    """Return the position that was saved; None: there is no such file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DamagedData: It is not such a file, or was changed.
+    """
     if not path.exists():
         return None
     return load(path, FORMAT, dict, "delete it: the reader then begins from the start")

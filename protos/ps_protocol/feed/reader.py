@@ -31,7 +31,10 @@ __all__ = ["Change", "Cursor", "Following", "TableFeed", "load_cursor", "save_cu
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a table on one shard. To apply it: empty the buckets, drop the deleted rows, write the rows."""
+    """A change of a table on one shard.
+
+    To apply it to a copy: remove the rows of ``reset_buckets`` and of ``deleted``, then write ``rows``.
+    """
 
     shard: int
     table: TableSpec

@@ -43,12 +43,20 @@ _loaded: set[str] = set()
 
 
 def register(*, elementwise: bool) -> Callable[[C], C]:
-    """A decorator that registers an optimizer class for shards; or called, ``register(elementwise=True)(Lion)``.
+    """Register an optimizer class for shards, as a decorator or as a call: ``register(elementwise=True)(Lion)``.
 
-    ``elementwise``: the update of an element depends on that element's value, gradient and state alone, and on numbers
-    that are the same for all elements of a parameter. Otherwise variables are placed whole and stepped one by one.
-    ``ps_worker.optimizers.check`` checks what else shards ask. Raises ConfigError for a class of a script or of a
-    function, which another process cannot import, and for a name that is taken.
+    Args:
+        elementwise: The update of an element depends only on the value, gradient and state of that element, and on
+            numbers that are the same for all elements of a parameter. Shards may then step flat memory of many
+            variables at once, and split variables. False: variables are placed whole, and stepped one by one in their
+            shapes.
+
+    Returns:
+        A decorator that returns the class unchanged. ``ps_worker.optimizers.check`` tests what else shards need.
+
+    Raises:
+        ConfigError: Another process cannot import the class, since it is one of a script or of a function; or the name
+            is taken.
     """
 
     def registered(torch_class: C) -> C:

@@ -67,7 +67,13 @@ class RowOptimizer:
 
 @dataclass(frozen=True)
 class SGD(RowOptimizer, kind="sgd", state=()):
-    """``row -= lr * (gradient + weight_decay * row)``."""
+    """``row -= lr * (gradient + weight_decay * row)``.
+
+    Attributes:
+        lr: Learning rate.
+        weight_decay: L2 penalty; applied to rows with a gradient.
+        max_norm: Norm to which the gradient of each row is scaled down. 0: any norm.
+    """
 
     lr: float = 0.01
     weight_decay: float = 0.0
@@ -76,7 +82,15 @@ class SGD(RowOptimizer, kind="sgd", state=()):
 
 @dataclass(frozen=True)
 class Adagrad(RowOptimizer, kind="adagrad", state=(State("initial"),)):
-    """As ``torch.optim.Adagrad`` (Duchi et al. 2011): a sum of squares for each number of a row."""
+    """A sum of squares for each number of a row, as ``torch.optim.Adagrad`` (Duchi et al. 2011).
+
+    Attributes:
+        lr: Learning rate.
+        lr_decay: Decay of the learning rate with the updates of the table.
+        initial: First value of the sums.
+        eps: Added to the root of the sums.
+        max_norm: Norm to which the gradient of each row is scaled down. 0: any norm.
+    """
 
     lr: float = 0.01
     lr_decay: float = 0.0
@@ -87,7 +101,14 @@ class Adagrad(RowOptimizer, kind="adagrad", state=(State("initial"),)):
 
 @dataclass(frozen=True)
 class RowWiseAdagrad(RowOptimizer, kind="rowwise_adagrad", state=(State("initial", once=True),)):
-    """One sum for each row, of its gradients' mean squares (Gupta et al. 2014; FBGEMM): a fraction of the memory."""
+    """One sum for each row, of the mean squares of its gradients (Gupta et al. 2014; FBGEMM): a fraction of the memory.
+
+    Attributes:
+        lr: Learning rate.
+        initial: First value of the sum.
+        eps: Added to the root of the sum.
+        max_norm: Norm to which the gradient of each row is scaled down. 0: any norm.
+    """
 
     lr: float = 0.01
     initial: float = 0.0
@@ -97,7 +118,15 @@ class RowWiseAdagrad(RowOptimizer, kind="rowwise_adagrad", state=(State("initial
 
 @dataclass(frozen=True)
 class Adam(RowOptimizer, kind="adam", state=(State(0.0), State(0.0))):
-    """As ``torch.optim.SparseAdam``: moments move where a row has a gradient, the step counts updates of the table."""
+    """As ``torch.optim.SparseAdam``: moments move where a row has a gradient, the step counts updates of the table.
+
+    Attributes:
+        lr: Learning rate.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        eps: Added to the root of the second moment.
+        max_norm: Norm to which the gradient of each row is scaled down. 0: any norm.
+    """
 
     lr: float = 0.001
     beta1: float = _within(0.9, 0.0, 1 - 1e-7)
@@ -112,6 +141,15 @@ class FTRL(RowOptimizer, kind="ftrl", state=(State("initial"), State(0.0))):
 
     ``lr`` weighs all past gradients, not the newest ones alone. With 0, where a schedule may end, rows and their state
     stay as they are.
+
+    Attributes:
+        lr: Learning rate, alpha of the paper.
+        power: Exponent of the sum of squares in the learning rate, 0 or less.
+        l1: L1 penalty.
+        l2: L2 penalty.
+        beta: Added to the root of the sums, beta of the paper.
+        initial: First value of the sums of squares.
+        max_norm: Norm to which the gradient of each row is scaled down. 0: any norm.
     """
 
     lr: float = 0.05
