@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ps_protocol.logs import EventLogger
 from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.coordinator import times
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.exchanges.exchanges import Exchanges
 from ps_server.coordinator.persistence.cluster_records import ClusterRecords, from_rows
@@ -15,9 +16,6 @@ from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.state import ClusterState
 
 logger = EventLogger(__name__)
-
-RECONNECT_SECONDS = 3.0
-"""Added to the leases after a restart: gRPC tries an address again about once a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ def begin(settings: ClusterSettings, journal: Journal | None, saved: Checkpoint 
         state = ClusterState(settings, saved_phase(saved) if saved else 0)
         return Beginning(state, saved_data(saved) if saved else DataLeases(), Exchanges())
     state = ClusterState.restore(settings, records, now)
-    state.membership.extend_leases(RECONNECT_SECONDS)
+    state.membership.extend_leases(times.RESTART_SECONDS)
     view = state.view
     logger.info(
         "recovery", "continues from %s: revision %d, %d members", journal.path, view.revision, len(view.members)

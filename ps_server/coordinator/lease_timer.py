@@ -15,9 +15,6 @@ from ps_server.coordinator.membership.state import MembershipState
 
 logger = EventLogger(__name__)
 
-QUIET_SECONDS = 60.0
-"""That most heartbeats are late is logged once in this time."""
-
 
 class LeaseTimer:
     """A task on the driver's loop, which also tries again to write what the journal has refused.
@@ -77,7 +74,7 @@ class LeaseTimer:
             else:
                 refused = False
             if self._membership.spares and now >= quiet_until:
-                quiet_until = now + QUIET_SECONDS
+                quiet_until = now + 60.0  # logged once a minute
                 logger.warning(
                     "server.stood_still",
                     "most heartbeats are late here: leases last up to twice as long until they come",

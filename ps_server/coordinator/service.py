@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from ps_protocol import times
 from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.view import ClusterView, Member, Role, SyncWord
 from ps_protocol.errors import InvalidRequest
@@ -46,14 +47,10 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 MAX_REQUEST_BYTES = 4 << 20
 """Limit of a request; about 70,000 variables can be declared in it."""
 
-JOIN_WAIT_SECONDS = 60.0
-"""How long a process may wait for a place whose holder is silent; it may repeat the call."""
 
 _MAX_REASON = 1000
 """Limit of the reason for which a member left, in characters."""
 
-#: A waiting call is answered this long before the caller's deadline.
-_ANSWER_SECONDS = 0.5
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -115,7 +112,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     lineage=request.lineage,
                     take_over=request.take_over,
                 ),
-                _wait_seconds(JOIN_WAIT_SECONDS, context),
+                _wait_seconds(times.PATIENCE_SECONDS, context),
             )
             reply = convert.joined_to_pb(replace(joined, job=self._driver.settings.job))
             reply.session = self._sessions.issue(current_caller(), joined.member)
@@ -322,4 +319,5 @@ def _wait_seconds(wished: float, context: Context) -> float:
             "wait_seconds is not a valid time", expected="0 or more seconds", actual=str(wished), remedy="send 0"
         )
     left = context.time_remaining()
-    return wished if left is None else min(wished, left - _ANSWER_SECONDS)
+    # It is answered before the caller's deadline.
+    return wished if left is None else min(wished, left - 0.5)

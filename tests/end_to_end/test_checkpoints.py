@@ -232,7 +232,7 @@ def test_a_damaged_checkpoint_reaches_the_worker_as_one_clear_error(tmp_path):
 
 
 def test_checkpoints_are_made_at_the_interval_and_at_the_end_and_old_ones_go(tmp_path, monkeypatch):
-    monkeypatch.setattr("ps_server.coordinator.jobs.checkpoints._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("ps_server.coordinator.times.LOOK_SECONDS", 0.01)
     config = CheckpointConfig(tmp_path, seconds=0.05, keep=2)
     told = []
     with running_job(1, 1, checkpoints=config) as job:

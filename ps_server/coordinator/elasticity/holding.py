@@ -7,9 +7,6 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-HOLD_SECONDS = 30.0
-"""For how long something has to be so before it counts, and to be over."""
-
 
 class Holding(Generic[K]):
     """Called by the policy, with rising times in seconds."""

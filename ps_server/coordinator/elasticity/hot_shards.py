@@ -6,16 +6,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from statistics import fmean
 
+from ps_server.coordinator import times
 from ps_server.coordinator.elasticity.decisions import Decision, JobLook, Relieve
-from ps_server.coordinator.elasticity.holding import HOLD_SECONDS, Holding
+from ps_server.coordinator.elasticity.holding import Holding
 
 HOT, NOT_HOT = 1.5, 1.2
 """Times the mean traffic, or the mean queue: a shard above the first is hot by it, until it is below the second."""
 
-HOLD_PART, LONGEST_HOLD_SECONDS = 1 / 60, 300.0
-"""A shard is hot, or not any more, once it has been so for HOLD_SECONDS, and for this part of the time before,
-LONGEST_HOLD_SECONDS at most. Where noise crosses a bound now and then, that happens in the first hour, or it does not
-count any more."""
+HOLD_PART = 1 / 60
+"""A shard is hot, or not any more, once it has been so for ``times.HOLD_SECONDS``, and for this part of the time
+before, ``times.LONGEST_HOLD_SECONDS`` at most. Noise that crosses a bound now and then does so in the first hour, or
+does not count any more."""
 
 LEAST_TRAFFIC = 1e6
 """Bytes per second below which the traffic of a shard is no reason."""
@@ -26,16 +27,11 @@ LEAST_QUEUE = 0.5
 QUEUE_PART = 0.1
 """Of what it holds a shard gives so much for its queue: how its queue depends on what it holds is not known."""
 
-SETTLE_SECONDS = 60.0
-"""After a move, shards are not judged for so long."""
 
 USELESS = 0.9
 """A move that leaves more than this part of the excess was of no use: that shard is left alone until it cools down."""
 
 MOVES_PER_HOUR = 6
-
-GIVEN_SECONDS = 24 * 3600.0
-"""For so long no shard gives to one that it has from: with the same load that would go on for ever."""
 
 
 class _Measure:
@@ -44,7 +40,7 @@ class _Measure:
     def __init__(self, least: float, useless: str) -> None:
         """``least``: below it no shard is hot. ``useless``: what a move did not do."""
         self.least, self.useless = least, useless
-        self.hot: Holding[int] = Holding(HOLD_SECONDS, HOLD_PART, LONGEST_HOLD_SECONDS)
+        self.hot: Holding[int] = Holding(times.HOLD_SECONDS, HOLD_PART, times.LONGEST_HOLD_SECONDS)
         #: Shards that moves do not help.
         self.left_alone: set[int] = set()
 
@@ -94,10 +90,12 @@ class HotShards:
         for measure in (self._traffic, self._queue):
             measure.forget(look.traffic)
         self._given = {
-            pair: at for pair, at in self._given.items() if now - at < GIVEN_SECONDS and look.traffic.keys() >= {*pair}
+            pair: at
+            for pair, at in self._given.items()
+            if now - at < times.GIVEN_SECONDS and look.traffic.keys() >= {*pair}
         }
         if look.moving:
-            self._judge_from = now + SETTLE_SECONDS
+            self._judge_from = now + times.SETTLE_SECONDS
         if now < self._judge_from or len(look.traffic) < 2:
             return
         queues = {shard: look.queued_pushes.get(shard, 0.0) for shard in look.traffic}
@@ -175,5 +173,5 @@ class HotShards:
             return
         self._moves.append(now)
         self._given[shard, to] = now
-        self._moved, self._judge_from = (measure, shard, excess), now + SETTLE_SECONDS
+        self._moved, self._judge_from = (measure, shard, excess), now + times.SETTLE_SECONDS
         yield Relieve(f"{part:.0%} of shard {shard} moves to shard {to}: {seen}", shard=shard, to=to, part=part)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.retry import WORKERS
+from ps_server.coordinator import times
 from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook
-from ps_server.coordinator.elasticity.holding import HOLD_SECONDS, Holding
+from ps_server.coordinator.elasticity.holding import Holding
 from ps_server.coordinator.elasticity.hot_shards import HotShards
 from ps_server.settings import setting
 
@@ -56,16 +57,16 @@ class ElasticSettings:
 class ElasticPolicy:
     """Called by the runner with rising times in seconds. Everything it decides is told once, and told when it is over.
 
-    Limits: nothing is judged before it has held for HOLD_SECONDS; between the bounds of each pair nothing changes.
-    Moves come with pauses, so many an hour at most, and stop where they do not help. Requests for workers come with
-    doubling pauses.
+    Limits: nothing is judged before it has lasted for ``times.HOLD_SECONDS``; between the bounds of each pair nothing
+    changes. Moves come with pauses, so many an hour at most, and stop where they do not help. Requests for workers
+    come with doubling pauses.
     """
 
     def __init__(self, settings: ElasticSettings) -> None:
         self._settings = settings
-        self._slow: Holding[int] = Holding(HOLD_SECONDS)
+        self._slow: Holding[int] = Holding(times.HOLD_SECONDS)
         self._shards = HotShards(rebalance=settings.rebalance)
-        self._missing: Holding[str] = Holding(HOLD_SECONDS)
+        self._missing: Holding[str] = Holding(times.HOLD_SECONDS)
         self._pause_seconds = 0.0
         self._ask_from = float("-inf")
 

@@ -20,8 +20,6 @@ from ps_server.coordinator.placement.move_plan import Wish, goal_of
 
 logger = EventLogger(__name__)
 
-_LOOK_SECONDS = 1.0
-
 
 class JobScaling:
     """Runs on the coordinator's event loop. What is wanted is the driver's: this looks at it and acts, also after a
@@ -87,7 +85,7 @@ class JobScaling:
             if text != before:
                 before = text
                 yield ScaleProgress(text)
-            await self._driver.wait_for_change(_LOOK_SECONDS)
+            await self._driver.wait_for_change(1.0)
             self._check_goes_on(ask, wanted)
         yield ScaleProgress(self._reached(), done=True)
 
@@ -104,7 +102,7 @@ class JobScaling:
         with suppress(Unavailable, DamagedData):
             while True:
                 await self.look()
-                await self._driver.wait_for_change(_LOOK_SECONDS)
+                await self._driver.wait_for_change(1.0)
 
     async def look(self) -> None:
         """Do what has to be done now; returns when it is."""

@@ -13,6 +13,7 @@ from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVaria
 from ps_protocol.cluster.view import ClusterStatus, MemberStatus, Role
 from ps_protocol.errors import DamagedData
 from ps_protocol.logs import EventLogger
+from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.history.curve_book import CurveBook
 from ps_server.coordinator.history.history_file import HistoryFile, SavedHistory
@@ -24,17 +25,9 @@ from ps_server.glance.job import glance_of
 
 logger = EventLogger(__name__)
 
-SAVE_SECONDS = 60.0
-"""Interval at which the history is written to its file; at the end it is written, too."""
 
 CHECKPOINTS = 20
 """How many of the last checkpoints are shown."""
-
-WINDOW_SECONDS = 10.0
-"""Time over which shares of waiting are measured."""
-
-GROWTH_SECONDS = 60.0
-"""Time over which the growth of tables is measured."""
 
 
 class JobRecorder:
@@ -58,8 +51,9 @@ class JobRecorder:
         self._clock = clock
         self._began = clock()
         self._curves = CurveBook(self._settings.heartbeat_seconds)
-        self._waits: RateWindow[tuple[int, int, str]] = RateWindow(WINDOW_SECONDS)
-        self._rows: RateWindow[tuple[str, str]] = RateWindow(GROWTH_SECONDS)
+        #: Shares of waiting, of the last 10 s; growth of tables, of the last minute.
+        self._waits: RateWindow[tuple[int, int, str]] = RateWindow(10.0)
+        self._rows: RateWindow[tuple[str, str]] = RateWindow(60.0)
         self._checkpoints: deque[CheckpointFacts] = deque(maxlen=CHECKPOINTS)
         #: Epochs of the models, and their placement: it changes seldom, and a model may have many slices.
         self._placed: tuple[Mapping[str, int], tuple[PlacedVariable, ...]] = ({}, ())
@@ -79,7 +73,7 @@ class JobRecorder:
     async def look(self) -> None:
         """Take one look, and keep what has been seen once in a while."""
         self.observe()
-        if self._clock() - self._saved_at >= SAVE_SECONDS:
+        if self._clock() - self._saved_at >= times.SAVE_SECONDS:
             await self.save()
 
     async def save(self) -> None:

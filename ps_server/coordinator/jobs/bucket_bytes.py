@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 
+from ps_protocol import times
 from ps_protocol.cluster.view import ClusterView, Member, Role
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_server.coordinator.jobs.shard_control import ShardControl
-
-_ASK_SECONDS = 2.0
 
 #: By names of model and table.
 TableKey = tuple[str, str]
@@ -50,7 +49,7 @@ async def _table_bytes(member: Member, maps: Mapping[str, ShardMap], open_channe
     try:
         with suppress(PsError):
             for model in [name for name, shard_map in maps.items() if member.index in shard_map.holders]:
-                status = await shard.model_status(model, _ASK_SECONDS)
+                status = await shard.model_status(model, times.BRIEF_CALL_SECONDS)
                 sizes |= {(model, table.name): table.size_bytes for table in status.tables}
     finally:
         await shard.close()

@@ -14,20 +14,17 @@ from ps_protocol.errors import ConfigError, NotReady, PsError, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
+from ps_protocol.times import CALL_SECONDS
 from ps_server.checkpoint.folder.directory import begin, committed, discard, latest, prune
 from ps_server.checkpoint.write.commit import commit
 from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.quiesce import QuiesceLost, all_of, check_same_position, connected, quiesced
-from ps_server.coordinator.jobs.shard_control import CALL_SECONDS
 
 logger = EventLogger(__name__)
 
 _TRIES = 3
-_LOOK_SECONDS = 0.5
-
-LAST_SECONDS = 30.0
-"""How long the last checkpoint of a job is tried for while a shard is not there: it may be starting again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +68,13 @@ class Checkpoints:
     async def run(self) -> None:
         """Make checkpoints at the interval and when the job is finished, until ``stop``; then a last one.
 
-        Failures are logged. The one at the end of the job is tried again for LAST_SECONDS while a shard is not there,
+        Failures are logged. The one at the end of the job is tried again for 30 s while a shard is not there,
         and at ``stop``.
         """
         stopping = self._config.directory is None
         while not stopping:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _LOOK_SECONDS)
+                await asyncio.wait_for(self._stopping.wait(), times.LOOK_SECONDS)
             # Told during an attempt that was due anyway, it is followed by a last one.
             stopping = self._stopping.is_set()
             view, interval = self._driver.view, self._config.seconds
@@ -93,7 +90,7 @@ class Checkpoints:
     def _comes_back(self, error: PsError | None) -> bool:
         """Whether ``error``, of the last checkpoint of a job, is that of a shard that may come back in time."""
         if self._last_until is None:
-            self._last_until = time.monotonic() + LAST_SECONDS
+            self._last_until = time.monotonic() + times.LAST_CHECKPOINT_SECONDS
         return isinstance(error, Unavailable | NotReady) and time.monotonic() < self._last_until
 
     @property

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 
-from ps_protocol import retry
+from ps_protocol import retry, times
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.cluster.view import MoveProgress, Role
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, PsError, Retryable, StorageFull, Unavailable
@@ -31,12 +31,6 @@ from ps_server.coordinator.placement.move_plan import (
 )
 
 logger = EventLogger(__name__)
-
-_HOLD_SECONDS = 60.0
-"""How long shards stay paused for a batch without another call, and how long each part of it may take."""
-
-_SWITCH_SECONDS = 10.0
-_LOOK_SECONDS = 0.01
 
 
 class MoveRunner:
@@ -157,7 +151,7 @@ class MoveRunner:
 
         What fails there fails again in the batch, where it is told.
         """
-        calls = (shard.make_room(batch.maps, _HOLD_SECONDS) for shard in shards.values())
+        calls = (shard.make_room(batch.maps, times.MOVE_SECONDS) for shard in shards.values())
         for failure in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(failure, BaseException) and not isinstance(failure, PsError):
                 raise failure
@@ -196,12 +190,13 @@ class MoveRunner:
             )
         targets = quiesce.targets(maps)
         reached = await all_of(
-            shard.catch_up(quiesce.name, targets[number], _HOLD_SECONDS) for number, shard in quiesce.shards.items()
+            shard.catch_up(quiesce.name, targets[number], times.MOVE_SECONDS)
+            for number, shard in quiesce.shards.items()
         )
         replies = zip(quiesce.shards, reached, strict=True)
         check_same_position(_held_of(reply, targets[number]) for number, reply in replies)
         await all_of(
-            shard.prepare(quiesce.name, revision, batch.maps, _HOLD_SECONDS) for shard in quiesce.shards.values()
+            shard.prepare(quiesce.name, revision, batch.maps, times.MOVE_SECONDS) for shard in quiesce.shards.values()
         )
 
 
@@ -218,7 +213,7 @@ def _held_of(reached: Sequence[ModelPosition], targets: Sequence[ModelPosition])
 async def _switched(quiesce: Quiesce, batch: MoveBatch) -> None:
     """Wait until every shard serves by the maps of ``batch``; a shard that was lost does so when it is back."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_SWITCH_SECONDS):
+        async with asyncio.timeout(times.QUIESCE_SECONDS):
             await all_of(_serves(shard, shard_map) for shard in quiesce.shards.values() for shard_map in batch.maps)
             return
     logger.warning("move.failed", "not every shard has confirmed yet that it serves by the new shard map")
@@ -233,7 +228,7 @@ async def _serves(shard: ShardControl, shard_map: ShardMap) -> None:
             return
         except PsError as error:
             logger.debug("%s has not confirmed the new shard map yet: %s", shard.member, error)
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(0.01)
 
 
 def _say_how_it_ended(batch: asyncio.Task[float]) -> None:

@@ -8,15 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ps_protocol import times
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import NotReady, Unavailable
 from ps_protocol.model.spec import ShardMap
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.shard_control import ShardControl
-
-PAUSE_SECONDS = 10.0
-"""How long a shard stays paused without another call."""
 
 
 class QuiesceLost(Unavailable):
@@ -74,7 +72,7 @@ async def quiesced(shards: Mapping[int, ShardControl], name: str) -> AsyncIterat
     """Pause ``shards``; they resume at the latest when the block ends. Raises their errors."""
     quiesce = Quiesce(name, shards, {})
     try:
-        replies = await all_of(shard.pause(name, PAUSE_SECONDS) for shard in shards.values())
+        replies = await all_of(shard.pause(name, times.QUIESCE_SECONDS) for shard in shards.values())
         quiesce.paused = dict(zip(shards, replies, strict=True))
         yield quiesce
     except BaseException:

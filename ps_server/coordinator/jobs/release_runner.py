@@ -7,10 +7,8 @@ import time
 
 from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.errors import NotReady
+from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver
-
-BUSY_SECONDS = 5.0
-"""How long a release waits for a checkpoint or a batch of a move, before its caller is told to ask again."""
 
 
 class ReleaseRunner:
@@ -37,11 +35,11 @@ class ReleaseRunner:
 
         Raises NotReady while workers use it or shards are paused, ModelReleased, UnknownModel.
         """
-        return await self._release(model, 0, BUSY_SECONDS)
+        return await self._release(model, 0, times.BUSY_SECONDS)
 
     async def _release(self, model: str, epoch: int, wait_seconds: float) -> int:
         try:
-            async with asyncio.timeout(min(wait_seconds, BUSY_SECONDS)):
+            async with asyncio.timeout(min(wait_seconds, times.BUSY_SECONDS)):
                 await self._busy.acquire()
         except TimeoutError:
             raise NotReady(

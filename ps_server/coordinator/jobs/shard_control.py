@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from ps_protocol import times
 from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.cluster.view import Member
@@ -22,14 +23,6 @@ from ps_protocol.wire.convert.quiesced import positions_from_pb, positions_to_pb
 from ps_protocol.wire.convert.status import model_status_from_pb
 from ps_server.checkpoint.format.messages import part_from_pb
 from ps_server.checkpoint.format.record import ShardPart
-
-CALL_SECONDS = 10.0
-"""How long a shard may take to answer."""
-
-WRITE_SECONDS = 3600.0
-"""How long a shard may take to write or read a checkpoint."""
-
-_RESUME_SECONDS = 1.0
 
 
 class ShardControl:
@@ -50,7 +43,7 @@ class ShardControl:
         """Close the connection."""
         await self._channel.close()
 
-    async def model_status(self, model: str, seconds: float = CALL_SECONDS, epoch: int = 0) -> ModelStatus:
+    async def model_status(self, model: str, seconds: float = times.CALL_SECONDS, epoch: int = 0) -> ModelStatus:
         """The shard's view of ``model``, by the shard map of ``epoch``, 0: any; ModelMoved where that is over."""
         request = pb.GetModelRequest(model=model, epoch=epoch)
         return model_status_from_pb(await self._call("GetModel", request, seconds))
@@ -71,7 +64,7 @@ class ShardControl:
         """Catch up to ``targets`` and write a part of a checkpoint; returns the positions, and what was written."""
         models = positions_to_pb(targets)
         request = pb.CaptureRequest(quiesce=name, folder=str(folder), models=models, full_every=full_every)
-        reply = await self._call("Capture", request, WRITE_SECONDS)
+        reply = await self._call("Capture", request, times.CHECKPOINT_SECONDS)
         return positions_from_pb(reply.models), [part_from_pb(part) for part in reply.parts]
 
     async def make_room(self, maps: Iterable[ShardMap], seconds: float) -> None:
@@ -87,13 +80,14 @@ class ShardControl:
 
     async def restore(self, folder: Path) -> Sequence[str]:
         """Take the values of a checkpoint; returns the names of the models."""
-        return list((await self._call("Restore", pb.RestoreRequest(folder=str(folder)), WRITE_SECONDS)).models)
+        request = pb.RestoreRequest(folder=str(folder))
+        return list((await self._call("Restore", request, times.CHECKPOINT_SECONDS)).models)
 
-    async def resume(self, name: str, seconds: float = _RESUME_SECONDS) -> None:
+    async def resume(self, name: str, seconds: float = 1.0) -> None:
         """Continue to decide about pushes."""
         await self._call("Resume", pb.ResumeRequest(quiesce=name), seconds)
 
-    async def _call(self, method: str, request: Any, seconds: float = CALL_SECONDS) -> Any:
+    async def _call(self, method: str, request: Any, seconds: float = times.CALL_SECONDS) -> Any:
         try:
             return await getattr(self._stub, method)(request, timeout=seconds, metadata=self._metadata)
         except grpc.RpcError as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from ps_protocol.cluster.view import Joined, Member, MemberStats, MemberStatus, Role
 from ps_protocol.errors import Fenced
+from ps_server.coordinator import times
 from ps_server.coordinator.membership.admission import Application
 
 GONE_KEPT = 32
@@ -16,9 +17,6 @@ GONE_KEPT = 32
 
 FATES_KEPT = 128
 """How many former members are told what happened to them when they call again."""
-
-DISCONNECTED_SECONDS = 5.0
-"""How long a member stays after its connection has ended, as when its process dies, if its lease is not shorter."""
 
 
 _EXPIRED = ("its connection ended, ", "its lease of ")
@@ -67,7 +65,7 @@ class MemberRecord:
     def lease_end(self) -> float:
         """The end of the lease that the member was told, perhaps by an earlier start of the coordinator."""
         whole = self.last_heartbeat + self.place.joined.lease_seconds
-        end = whole if self.disconnected_at is None else min(whole, self.disconnected_at + DISCONNECTED_SECONDS)
+        end = whole if self.disconnected_at is None else min(whole, self.disconnected_at + times.DISCONNECTED_SECONDS)
         return end + self.spared_seconds
 
     @property

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-PAUSE_SECONDS = 0.12
-"""What one batch should pause training for, at most."""
+from ps_server.coordinator import times
 
 FIRST_BYTES = 8 << 20
 LEAST_BYTES = 2 << 20
 MOST_BYTES = 64 << 20
 
-BREATH_SECONDS = 1.2
-"""The time for training between two batches, beside that for their pauses: memory is made, streams are opened."""
 
 BREATH_PAUSES = 5
-"""The same, in pauses of the last batch. Together a worker keeps about four fifths of its steps."""
+"""Training goes on so many pauses of the last batch more. Together a worker keeps about four fifths of its steps."""
 
-_LONGEST_BREATH_SECONDS = 5.0
-
-_LONG_SECONDS = 1.0
-"""A pause that is noticed, whatever its batch: the fewer there are, the better."""
 
 _SAME = 0.8
 """A pause that is above this part of that of a batch four times as large does not depend on the size."""
@@ -40,19 +33,20 @@ class MovePace:
         self._pause = seconds
         if self._given:
             return
-        if seconds <= PAUSE_SECONDS:
+        if seconds <= times.PAUSE_SECONDS:
             self._too_long = None
-            if seconds < PAUSE_SECONDS / 2:
+            if seconds < times.PAUSE_SECONDS / 2:
                 self.batch_bytes = min(2 * self.batch_bytes, MOST_BYTES)
             return
         first, size_bytes = self._too_long = self._too_long or (seconds, self.batch_bytes)
         if 4 * self.batch_bytes <= size_bytes and seconds > _SAME * first:
             # Much smaller batches are no shorter. Where each takes a whole snapshot, few large ones are best.
-            self._given, self.batch_bytes = True, size_bytes if seconds < _LONG_SECONDS else MOST_BYTES
+            # A pause of a second is noticed, whatever its batch: the fewer there are, the better.
+            self._given, self.batch_bytes = True, size_bytes if seconds < 1.0 else MOST_BYTES
         else:
             self.batch_bytes = max(self.batch_bytes // 2, LEAST_BYTES)
 
     @property
     def breath_seconds(self) -> float:
         """How long to wait before the next batch."""
-        return BREATH_SECONDS + min(BREATH_PAUSES * self._pause, max(_LONGEST_BREATH_SECONDS, 2 * self._pause))
+        return times.BREATH_SECONDS + min(BREATH_PAUSES * self._pause, max(5.0, 2 * self._pause))

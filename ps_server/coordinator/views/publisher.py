@@ -11,13 +11,11 @@ from typing import TypeVar
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import DamagedData, Unavailable
 from ps_protocol.logs import EventLogger
+from ps_server.coordinator import times
 from ps_server.coordinator.beginning import Beginning
 from ps_server.coordinator.persistence.cluster_records import changed_rows
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.views.view_pace import ViewPace, is_urgent
-
-LONGEST_WAIT_SECONDS = 30.0
-"""The longest time that one call waits for other workers; the caller repeats it."""
 
 T = TypeVar("T")
 
@@ -133,7 +131,7 @@ class Publisher:
 
         The time is ``wait_seconds``, and at most 30 s. Raises what ``attempt`` and ``check_open`` raise.
         """
-        deadline = self._clock() + min(wait_seconds, LONGEST_WAIT_SECONDS)
+        deadline = self._clock() + min(wait_seconds, times.PARKED_SECONDS)
         while True:
             self.check_open()
             answer = attempt()

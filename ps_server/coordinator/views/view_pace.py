@@ -6,15 +6,13 @@ import math
 from dataclasses import replace
 
 from ps_protocol.cluster.view import ClusterView, Member, Role
+from ps_server.coordinator import times
 
 UNBOUND_WATCHERS = 50
 """So many watchers are told of every view at once."""
 
 SECONDS_PER_WATCHER = 2e-4
 """To tell one watcher takes about a third of this; so views take a part of the coordinator's time, never all of it."""
-
-LONGEST_SECONDS = 2.0
-"""The longest time that a change waits, whatever the number of watchers."""
 
 
 def is_urgent(told: ClusterView, now: ClusterView) -> bool:
@@ -45,7 +43,7 @@ class ViewPace:
         """Seconds from ``now`` until ``watchers`` are told of a new view; 0: at once."""
         if urgent or watchers <= UNBOUND_WATCHERS:
             return 0.0
-        interval = min(LONGEST_SECONDS, watchers * SECONDS_PER_WATCHER)
+        interval = min(times.VIEW_SECONDS, watchers * SECONDS_PER_WATCHER)
         return min(interval, max(0.0, self._last + interval - now))
 
     def told(self, now: float) -> None:

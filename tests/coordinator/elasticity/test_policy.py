@@ -14,14 +14,10 @@ from hypothesis import strategies as st
 
 from ps_protocol.retry import WORKERS
 from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook, Relieve
-from ps_server.coordinator.elasticity.holding import HOLD_SECONDS
 from ps_server.coordinator.elasticity.hot_shards import (
-    GIVEN_SECONDS,
     LEAST_QUEUE,
-    LONGEST_HOLD_SECONDS,
     MOVES_PER_HOUR,
     QUEUE_PART,
-    SETTLE_SECONDS,
 )
 from ps_server.coordinator.elasticity.policy import (
     MOST_NAMED,
@@ -29,6 +25,7 @@ from ps_server.coordinator.elasticity.policy import (
     ElasticSettings,
     median_without,
 )
+from ps_server.coordinator.times import GIVEN_SECONDS, HOLD_SECONDS, LONGEST_HOLD_SECONDS, SETTLE_SECONDS
 from tests.support.length import examples
 
 MB = 1e6

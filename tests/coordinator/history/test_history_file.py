@@ -18,11 +18,11 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import DamagedData
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.event_log import EVENTS, EventLog
-from ps_server.coordinator.history import recorder as recorder_module
 from ps_server.coordinator.history.curve_book import NAMES, POINTS, CurveBook, Spread
 from ps_server.coordinator.history.history_file import FILE, HistoryFile, SavedHistory, decode, encode
 from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.settings import ClusterSettings
+from ps_server.coordinator.times import SAVE_SECONDS
 from tests.coordinator.history.test_recorder import Recorded
 from tests.support.loops import LoopThread
 from tests.support.seeds import drawn_seed
@@ -237,7 +237,7 @@ def test_it_is_written_once_in_a_while_and_not_with_every_look(tmp_path, monkeyp
                 now[0] += 1.0
 
         loop.run(run())
-    assert written == [1000.0 + recorder_module.SAVE_SECONDS, 1000.0 + 2 * recorder_module.SAVE_SECONDS]
+    assert written == [1000.0 + SAVE_SECONDS, 1000.0 + 2 * SAVE_SECONDS]
 
 
 def test_a_file_of_the_most_that_is_kept_is_below_a_megabyte():

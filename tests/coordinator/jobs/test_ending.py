@@ -39,7 +39,7 @@ def ended(check, monkeypatch, *, exits: bool = True) -> None:
     """Run ``check`` on a coordinator with a shard and a worker that has left."""
 
     async def run() -> None:
-        monkeypatch.setattr(ending, "LOOK_SECONDS", 0.001)
+        monkeypatch.setattr("ps_server.coordinator.times.LOOK_SECONDS", 0.001)
         driver, stop = Driver(ClusterSettings(expected_workers=1, lease_seconds=600)), asyncio.Event()
         checkpoints = SimpleNamespace(settled=True)
         shard = driver.join(applicant(Role.SHARD, 0)).member
@@ -75,7 +75,7 @@ def test_members_are_told_when_the_last_checkpoint_is_there_and_the_coordinator_
 
 
 def test_a_member_that_never_leaves_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(ending, "FAREWELL_SECONDS", 0.01)
+    monkeypatch.setattr("ps_protocol.times.FAREWELL_SECONDS", 0.01)
 
     async def check(driver, checkpoints, stop, shard, worker) -> None:
         leave(driver, worker)

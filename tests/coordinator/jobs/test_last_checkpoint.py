@@ -55,7 +55,7 @@ async def until(true: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("ps_server.coordinator.times.LOOK_SECONDS", 0.001)
     monkeypatch.setattr(checkpoints, "prune", lambda *of: [])
 
 
@@ -113,7 +113,7 @@ def test_a_shard_that_is_away_at_the_end_of_the_job_is_waited_for(
         job = await test(away, NotReady("a shard is missing"), None)
         assert (job.attempts, job.unsaved) == (3, None)
         # For a while; then there is the attempt at the stop.
-        monkeypatch.setattr(checkpoints, "LAST_SECONDS", 0.0)
+        monkeypatch.setattr("ps_server.coordinator.times.LAST_CHECKPOINT_SECONDS", 0.0)
         job = await test(away, away)
         assert (job.attempts, job.unsaved) == (2, away)
 

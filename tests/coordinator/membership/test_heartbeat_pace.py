@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ps_protocol.times import BEATS_PER_LEASE
 from ps_server.coordinator.membership.heartbeat_pace import (
-    BEATS_PER_LEASE,
     BEATS_PER_SECOND,
     next_heartbeat_seconds,
 )

@@ -6,13 +6,12 @@ import pytest
 
 from ps_server.coordinator.placement.move_pace import (
     BREATH_PAUSES,
-    BREATH_SECONDS,
     FIRST_BYTES,
     LEAST_BYTES,
     MOST_BYTES,
-    PAUSE_SECONDS,
     MovePace,
 )
+from ps_server.coordinator.times import BREATH_SECONDS, PAUSE_SECONDS
 
 
 def after(*pauses: float) -> MovePace:

@@ -28,7 +28,7 @@ AWAY = Unavailable("lost for a moment")
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "MOVE", replace(retry.MOVE, first_seconds=0.01))
-    monkeypatch.setattr("ps_server.coordinator.placement.move_pace.BREATH_SECONDS", 0.0)
+    monkeypatch.setattr("ps_server.coordinator.times.BREATH_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_move_whose_pauses_are_short_goes_on_in_larger_batches(monkeypatch: py
         assert [each.moved_bytes // SLICE_BYTES for each in made] == [0, 1, 3, 4]
 
     monkeypatch.setattr("ps_server.coordinator.placement.move_pace.FIRST_BYTES", SLICE_BYTES)
-    monkeypatch.setattr("ps_server.coordinator.placement.move_pace.PAUSE_SECONDS", 1000.0)
+    monkeypatch.setattr("ps_server.coordinator.times.PAUSE_SECONDS", 1000.0)
     played(body)
 
 

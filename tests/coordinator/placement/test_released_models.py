@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +15,7 @@ from ps_protocol.model.spec import ShardMap
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.declaring import DeclarationThread
 from ps_server.coordinator.jobs.release_runner import ReleaseRunner
-from ps_server.coordinator.persistence.cluster_records import from_rows
 from ps_server.coordinator.placement import state as placement_state
-from ps_server.coordinator.state import ClusterState
 from tests.coordinator.cluster import SPEC, Cluster, declare
 from tests.coordinator.persistence.test_driver_journal import SETTINGS, SHARD, CountingJournal, worker
 from tests.coordinator.persistence.test_persisted_state import Kept, restarted
@@ -149,23 +146,6 @@ def test_after_a_restart_it_is_known_who_uses_what_and_what_was_released() -> No
     assert last.declare(a).epoch == 2
 
 
-def test_an_older_journal_does_not_say_who_uses_what_so_everybody_does() -> None:
-    c, (a, _) = job()
-    close(c, a)
-    kept = Kept()
-    kept.keep(c.state.persisted_state())
-    cluster = json.loads(kept.rows["cluster"])
-    del cluster["released_models"]
-    kept.rows = {key: row for key, row in kept.rows.items() if not key.startswith("uses/")}
-    kept.rows["cluster"] = json.dumps(cluster).encode()
-    records = from_rows(kept.rows, "here")
-    assert records is not None
-    assert records.uses is None
-    c.state = ClusterState.restore(c.settings, records, c.now)
-    with pytest.raises(NotReady, match="used by workers 0, 1;"):
-        c.state.placement.release("net")
-
-
 def driver_of(folder: Path) -> tuple[Driver, CountingJournal]:
     journal = CountingJournal.open(folder)
     assert isinstance(journal, CountingJournal)
@@ -255,7 +235,7 @@ def test_a_worker_that_dies_is_not_waited_for() -> None:
 
 
 def test_a_checkpoint_or_a_batch_of_a_move_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps_server.coordinator.jobs.release_runner.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("ps_server.coordinator.times.BUSY_SECONDS", 0.05)
 
     async def body(driver: Driver, runner: ReleaseRunner, busy: asyncio.Lock, members: list[Member]) -> None:
         for member in members:

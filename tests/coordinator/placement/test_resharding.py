@@ -27,7 +27,7 @@ ROWS = 1000
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr("ps_server.coordinator.placement.move_pace.BREATH_SECONDS", 0.05)
+    monkeypatch.setattr("ps_server.coordinator.times.BREATH_SECONDS", 0.05)
 
 
 def add_shard(job: Job, number: int) -> None:

@@ -8,7 +8,6 @@ from ps_protocol.cluster.view import Joined, Role
 from ps_protocol.errors import InvalidRequest, NotReady, Unavailable, UnknownShard
 from ps_protocol.model.spec import ShardMap
 from ps_server.coordinator.membership.admission import Application
-from ps_server.coordinator.persistence.cluster_records import changed_rows, from_rows
 from ps_server.coordinator.placement.move_plan import Goal, batches, plan
 from tests.coordinator.cluster import SPEC, Cluster
 from tests.coordinator.persistence.test_persisted_state import restarted
@@ -219,12 +218,3 @@ def test_a_coordinator_that_returns_knows_added_spare_and_moved_and_gives_up_the
     with pytest.raises(Unavailable):
         again.state.placement.commit_move("another", next_maps(c, (1,), balance=False), incarnations(shards))
     assert again.state.view.spare == {0}
-
-
-def test_a_journal_from_before_shards_could_be_added_is_read() -> None:
-    c = Cluster(expected_shards=3)
-    rows = {key: row for key, row in changed_rows(None, c.state.persisted_state()).items() if row is not None}
-    for name in (b',"shards":3', b',"spare":[]', b',"moving":""'):
-        assert name in rows["cluster"]
-        rows["cluster"] = rows["cluster"].replace(name, b"")
-    assert from_rows(rows, "here") == c.state.persisted_state()

@@ -12,7 +12,6 @@ from ps_protocol import retry
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InvalidRequest, StorageFull, Unavailable
 from ps_protocol.model.spec import DType, ModelSpec, ShardMap, Variable
-from ps_server.coordinator.jobs import bucket_bytes as asking
 from ps_server.coordinator.jobs.bucket_bytes import bucket_bytes
 from ps_server.coordinator.placement.move_plan import BUCKET_BYTES, Goal, Wish, batches, goal_of, plan
 from ps_server.coordinator.placement.tables import BucketPlace
@@ -107,8 +106,8 @@ class TableJob(Job):
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "MOVE", replace(retry.MOVE, first_seconds=0.01))
-    monkeypatch.setattr("ps_server.coordinator.placement.move_pace.BREATH_SECONDS", 0.0)
-    monkeypatch.setattr(asking, "_ASK_SECONDS", 5.0)
+    monkeypatch.setattr("ps_server.coordinator.times.BREATH_SECONDS", 0.0)
+    monkeypatch.setattr("ps_protocol.times.BRIEF_CALL_SECONDS", 5.0)
 
 
 def test_shards_tell_how_large_a_bucket_is_and_who_does_not_answer_is_left_out() -> None:

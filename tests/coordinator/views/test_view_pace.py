@@ -13,6 +13,7 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.settings import ClusterSettings
+from ps_server.coordinator.times import VIEW_SECONDS
 from ps_server.coordinator.views import view_pace
 from ps_server.coordinator.views.view_pace import UNBOUND_WATCHERS, ViewPace, is_urgent
 from tests.support.seeds import seeded
@@ -58,7 +59,7 @@ def test_the_first_change_is_told_at_once_and_the_next_after_the_interval():
     pace.told(10.0)
     assert pace.wait(10.05, 1000, urgent=False) == pytest.approx(0.15)
     assert pace.wait(10.2, 1000, urgent=False) == 0.0
-    assert pace.wait(10.0, 1_000_000, urgent=False) == view_pace.LONGEST_SECONDS
+    assert pace.wait(10.0, 1_000_000, urgent=False) == VIEW_SECONDS
     assert pace.wait(10.05, 1000, urgent=True) == 0.0
     assert pace.wait(10.05, UNBOUND_WATCHERS, urgent=False) == 0.0
 
@@ -99,7 +100,7 @@ class Watchers:
 
 
 def test_many_watchers_wait_for_workers_and_not_for_what_is_urgent(monkeypatch):
-    monkeypatch.setattr(view_pace, "LONGEST_SECONDS", 3600.0)
+    monkeypatch.setattr("ps_server.coordinator.times.VIEW_SECONDS", 3600.0)
     monkeypatch.setattr(view_pace, "SECONDS_PER_WATCHER", 60.0)
 
     async def run() -> None:

@@ -101,7 +101,7 @@ def test_statistics_that_never_come_cost_no_lease() -> None:
 
 
 def test_a_process_that_ends_is_noticed_long_before_its_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps_server.coordinator.membership.members.DISCONNECTED_SECONDS", 2.0)
+    monkeypatch.setattr("ps_server.coordinator.times.DISCONNECTED_SECONDS", 2.0)
     settings = ClusterSettings(lease_seconds=3600.0, heartbeat_seconds=0.05)
     with (
         running_coordinator(settings) as coordinator,

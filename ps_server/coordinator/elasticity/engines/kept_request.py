@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from ps_protocol import times
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import NotReady
 from ps_server.coordinator.elasticity.engines.base import SHARDS, WORKERS
@@ -14,9 +15,6 @@ LAUNCHER = "launcher"
 
 LOST = "lost"
 """With ``launcher:`` before it: that program starts lost workers again, and no others."""
-
-PRESENT_SECONDS = 60.0
-"""A program that has not asked for so long is taken to be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +49,12 @@ class KeptRequest:
         return f"request {self.last.number}, of the program that starts them"
 
     def scale(self, order: ScaleOrder) -> str:
-        """Nothing: the program finds it. Raises NotReady where none has asked for PRESENT_SECONDS."""
+        """Nothing: the program finds it. Raises NotReady where none has asked for a minute."""
         silent_seconds = time.monotonic() - self.asked_at
-        if silent_seconds > PRESENT_SECONDS:
+        if silent_seconds > times.PATIENCE_SECONDS:
             raise NotReady(
                 "the program that started the processes of this job does not ask any more",
-                expected=f"a call within {PRESENT_SECONDS:g} s",
+                expected=f"a call within {times.PATIENCE_SECONDS:g} s",
                 actual=f"none for {silent_seconds:.0f} s",
                 remedy="see whether ps-run or the driver with RayCluster runs, and reaches the coordinator",
             )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ps_protocol import times
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import ConfigError, InvalidRequest, Unavailable
 from ps_server.coordinator.elasticity.engines.base import WORKERS
@@ -20,7 +21,6 @@ from ps_server.coordinator.elasticity.engines.base import WORKERS
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its token, its namespace and the certificate of the API."""
 
-_CALL_SECONDS = 10.0
 _MOST_ANSWER_BYTES = 4 << 20
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -140,7 +140,7 @@ class KubernetesJob:
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=_CALL_SECONDS, context=context) as reply:
+            with urllib.request.urlopen(request, timeout=times.CALL_SECONDS, context=context) as reply:
                 answer = json.loads(reply.read(_MOST_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
             raise self._refused(method, error) from error
