@@ -12,7 +12,6 @@ from chaos.processes import Process, free_port
 from chaos.proxy import Proxy
 from chaos.training import read_counter
 from ps_protocol.client.worker_requests import LostServer, WorkerRequests
-from ps_protocol.errors import PsError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
@@ -88,12 +87,7 @@ class Cluster:
 
     def _lost(self) -> Sequence[LostServer]:
         """The shards that the coordinator has lost, as far as it can be asked."""
-        if self._requests is None:
-            return ()
-        try:
-            return self._requests.take().lost
-        except PsError:
-            return ()
+        return self._requests.take().lost if self._requests is not None else ()
 
     @property
     def steps(self) -> list[int]:

@@ -15,8 +15,8 @@ if importlib.util.find_spec("ray") is None:
 
 import ray
 
-from ps_protocol.client.worker_requests import WorkerRequests
-from ps_protocol.cluster.scaling import ScaleOrder, WorkerRange
+from ps_protocol.client.worker_requests import Wanted, WorkerRequests
+from ps_protocol.cluster.scaling import WorkerRange
 from ps_protocol.errors import ConfigError, PsError
 from ps_protocol.logs import EventLogger
 from ps_protocol.security.settings import SecuritySettings
@@ -169,7 +169,7 @@ class RayCluster:
                     "the driver cannot ask the coordinator, which tells which workers are to run and when all are done",
                     remedy="give the driver the files of security, or RayCluster() a fixed number of workers",
                 )
-            return self._workers.run(self.check, partial(_wanted, requests), partial(_ordered, requests))
+            return self._workers.run(self.check, partial(_wanted, requests))
         finally:
             if requests is not None:
                 requests.close()
@@ -229,18 +229,10 @@ class RayCluster:
         return self._servers
 
 
-def _ordered(requests: WorkerRequests | None, soon: bool) -> ScaleOrder | None:
-    """What is to run, as the coordinator has told since the last call; ``soon``: it is asked now."""
+def _wanted(requests: WorkerRequests | None, soon: bool) -> Wanted:
+    """What the coordinator has requested since the last call; ``soon``: it is asked now."""
     if requests is None:
-        return None
+        return Wanted()
     if soon:
         requests.ask_now()
-    return requests.take_order()
-
-
-def _wanted(requests: WorkerRequests | None) -> tuple[int, ...]:
-    """The ranks that the coordinator asks for since the last call."""
-    try:
-        return requests.take().ranks if requests is not None else ()
-    except PsError:  # which RayServers tells, too
-        return ()
+    return requests.take()

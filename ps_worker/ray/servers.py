@@ -159,7 +159,10 @@ class RayServers:
 
     def _end_hanging(self) -> None:
         """Kill the actors of servers whose leases have ended while their processes live: they may be stopped."""
-        for lost in self._wanted().lost:
+        wanted = self._requests.take() if self._requests is not None else Wanted()
+        if wanted.error is not None:
+            log.warning("ray.hanging", "RayCluster: processes that hang are not noticed: %s", wanted.error)
+        for lost in wanted.lost:
             for server in (ServerName(kind, lost.index) for kind in (ServerKind.SHARD, ServerKind.STANDBY)):
                 if server in self._ending or not self._is(server, lost):
                     continue
@@ -171,13 +174,6 @@ class RayServers:
                     lost.how,
                 )
                 end_actor(self._actors[server])
-
-    def _wanted(self) -> Wanted:
-        try:
-            return self._requests.take() if self._requests is not None else Wanted()
-        except PsError as error:
-            log.warning("ray.hanging", "RayCluster: processes that hang are not noticed: %s", error)
-            return Wanted()
 
     def _is(self, server: ServerName, lost: LostServer) -> bool:
         """Whether ``lost`` is the process that the present actor of ``server`` has started."""

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ps_protocol import times
+from ps_protocol.client.worker_requests import Wanted
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import Fenced, PsError, Retryable, Unavailable
 from ps_protocol.launch.restarts import Restarts
@@ -60,13 +61,12 @@ class RayWorkers:
     def run(
         self,
         check: Callable[[], None],
-        wanted: Callable[[], Iterable[int]] = tuple,
-        ordered: Callable[[bool], ScaleOrder | None] = lambda soon: None,
+        requested: Callable[[bool], Wanted] = lambda soon: Wanted(),
     ) -> list[Any]:
         """Start all workers; their results, by rank, of those that were not ended because the job was to have fewer.
 
-        ``check`` raises where the job cannot go on. ``wanted``: ranks that the coordinator asks for since the last
-        call. ``ordered``: what is to run, as it has told since the last call; with True it is needed soon.
+        ``check`` raises where the job cannot go on. ``requested``: what the coordinator has requested since the last
+        call; with True it is needed soon.
 
         Raises what the function of a worker raises, and Unavailable when a worker is lost and no restart is left. A
         function that ends with an error of the job that another start may mend (Unavailable, NotReady, StorageFull,
@@ -77,9 +77,10 @@ class RayWorkers:
             self._launch(rank)
         while not self._over(results):
             check()
-            self._end_hanging(wanted())
-            if (order := ordered(self._order_is_old)) is not None:
-                self._scale(order)
+            wanted = requested(self._order_is_old)
+            self._end_hanging(wanted.ranks)
+            if wanted.order is not None:
+                self._scale(wanted.order)
             if self._running:
                 ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_POLL_SECONDS)
             else:

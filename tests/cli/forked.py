@@ -62,9 +62,6 @@ class Nobody:
     def take(self) -> Wanted:
         return Wanted()
 
-    def take_order(self) -> None:
-        return None
-
     def ask_now(self) -> None:
         pass
 

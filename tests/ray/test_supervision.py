@@ -50,17 +50,14 @@ def servers(ray: FakeRay) -> Iterator[Any]:
 
 
 class _Requests:
-    """What the coordinator tells, once."""
+    """What the coordinator requests, once."""
 
     def __init__(self, *wanted: Any) -> None:
         self.wanted = list(wanted)
         self.closed = False
 
     def take(self) -> Any:
-        found = self.wanted.pop(0) if self.wanted else Wanted()
-        if isinstance(found, Exception):
-            raise found
-        return found
+        return self.wanted.pop(0) if self.wanted else Wanted()
 
     def close(self) -> None:
         self.closed = True
@@ -110,7 +107,7 @@ def test_a_server_that_the_coordinator_has_lost_is_killed_and_started_again(
     standby.call("process").end(("h1", 78))
     # It was a standby when it started, and a shard when it was lost; other processes have the same number elsewhere.
     lost = tuple(LostServer(Role.SHARD, 0, host, 78, "its lease ended") for host in ("h0", "h1", "h2"))
-    requests.wanted += [Wanted(lost=lost), Wanted(lost=lost), Unavailable("gone")]
+    requests.wanted += [Wanted(lost=lost), Wanted(lost=lost), Wanted(error=Unavailable("gone"))]
     wait_until(lambda: standby.killed)
     wait_until(lambda: not requests.wanted)
     assert not any(actor.killed for actor in others)
@@ -203,7 +200,7 @@ def test_a_worker_that_hangs_is_killed_and_started_again_within_the_restarts(
         elif len(ray.actors) == 2 and ray.actors[1].killed:
             ray.actors[1].call("run").end(RayActorError())
 
-    assert running.run(check, lambda: next(asked, ())) == ["of rank 0", "of rank 1"]
+    assert running.run(check, lambda soon: Wanted(next(asked, ()))) == ["of rank 0", "of rank 1"]
     assert not ray.actors[0].killed
     assert "the actor of worker 1 lives and is lost to the coordinator; it is killed" in caplog.text
     assert caplog.text.count("it is killed") == 1
@@ -219,7 +216,7 @@ def test_a_worker_that_may_still_be_about_to_join_is_not_killed(ray: FakeRay) ->
             for actor in ray.actors:
                 actor.call("run").end("done")
 
-    assert running.run(check, lambda: (0, 1)) == ["done", "done"]
+    assert running.run(check, lambda soon: Wanted((0, 1))) == ["done", "done"]
     assert not any(actor.killed for actor in ray.actors)
 
 
@@ -281,7 +278,7 @@ def test_a_job_that_cannot_go_on_ends_the_run(ray: FakeRay) -> None:
 def orders(*told: ScaleOrder) -> Any:
     """What the coordinator tells, one after the other, and then the last again and again."""
     left = list(told)
-    return lambda soon: left.pop(0) if len(left) > 1 else left[0]
+    return lambda soon: Wanted(order=left.pop(0) if len(left) > 1 else left[0])
 
 
 def order(number: int, *ranks: int, live: tuple[int, ...] = (), finished: bool = False) -> ScaleOrder:
@@ -301,12 +298,12 @@ def test_workers_begin_and_end_as_the_coordinator_tells_and_those_that_end_have_
             ray.actors[0].call("run").end("of rank 0")
             ray.actors[1].call("run").end("of rank 1")
 
-    def ordered(soon: bool) -> ScaleOrder:
+    def requested(soon: bool) -> Wanted:
         ended = [actor.call("run").ended.is_set() for actor in ray.actors]
-        return last if len(ended) == 3 and all(ended) else told(soon)
+        return Wanted(order=last) if len(ended) == 3 and all(ended) else told(soon)
 
     running = workers(plan)
-    assert running.run(check, ordered=ordered) == ["of rank 0", "of rank 1"]
+    assert running.run(check, requested) == ["of rank 0", "of rank 1"]
     assert "worker 2 is ended: the job is to have fewer" in caplog.text
     assert ray.actors[2].call("run").arguments == (len, ("arguments",), {"PS_RANK": "2"})
 
@@ -316,14 +313,14 @@ def test_a_worker_whose_function_goes_on_after_training_is_not_ended_and_has_a_r
     saving = ScaleOrder(1, frozenset({1}), live_ranks=frozenset({1}), done_ranks=frozenset({0}))
     asked: list[bool] = []
 
-    def ordered(soon: bool) -> ScaleOrder:
+    def requested(soon: bool) -> Wanted:
         asked.append(soon)
         if len(asked) == 3:
             ray.actors[0].call("run").end("saved")
             ray.actors[1].call("run").end("trained")
-        return saving if len(asked) < 5 else order(1, finished=True)
+        return Wanted(order=saving if len(asked) < 5 else order(1, finished=True))
 
-    assert workers(plan).run(lambda: None, ordered=ordered) == ["saved", "trained"]
+    assert workers(plan).run(lambda: None, requested) == ["saved", "trained"]
     assert not any(actor.killed for actor in ray.actors)
 
 
@@ -335,4 +332,4 @@ def test_a_run_without_workers_lasts_until_those_that_are_asked_for_have_trained
             actor.call("run").end("trained")
 
     told = orders(order(0), order(0), order(1, 0), order(1, 0, live=(0,)), order(1))
-    assert workers(plan).run(check, ordered=told) == ["trained"]
+    assert workers(plan).run(check, told) == ["trained"]

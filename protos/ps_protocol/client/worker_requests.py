@@ -1,11 +1,9 @@
-"""What the coordinator tells the program that starts processes, such as ps-run: which to end and to start again."""
+"""What the coordinator requests of the program that starts processes, such as ps-run."""
 
 from __future__ import annotations
 
-import queue
 import threading
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ps_protocol import times
 from ps_protocol.client.connection import CoordinatorConnection
@@ -19,7 +17,7 @@ from ps_protocol.wire.convert.cluster import role_from_pb
 from ps_protocol.wire.convert.scaling import order_from_pb
 
 UNANSWERED = 150
-"""Calls in a row, from the first on, of which nobody answered one: then that is told."""
+"""After so many calls, from the first on, without an answer, that is an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +37,22 @@ class LostServer:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the coordinator has told since the last time."""
+    """What the coordinator has requested since the last time."""
 
     #: Ranks whose workers were lost and are to be started again.
     ranks: tuple[int, ...] = ()
-    #: Told with every answer, until they come back or others are lost in their places.
+    #: In every answer, until they come back or others are lost in their places.
     lost: tuple[LostServer, ...] = ()
+    #: How many workers and shards are to run; None: no answer came.
+    order: ScaleOrder | None = None
+    #: The coordinator refuses to answer, or was never reached. There once, until it does answer.
+    error: PsError | None = None
 
 
 class WorkerRequests:
     """A daemon thread that asks a coordinator. One other thread calls ``take``.
 
-    Workers are asked for by a coordinator with ``--engine launcher``.
+    A coordinator with ``--engine launcher`` requests lost workers here.
     """
 
     def __init__(self, address: str, security: Security = OFF, interval_seconds: float = times.ASK_SECONDS) -> None:
@@ -58,34 +60,18 @@ class WorkerRequests:
         self._connection = CoordinatorConnection(address, security)
         self._interval_seconds = interval_seconds
         self._closed = threading.Event()
-        self._found: queue.SimpleQueue[Wanted | PsError] = queue.SimpleQueue()
-        #: What is to run, as answers told.
-        self._orders: queue.SimpleQueue[ScaleOrder] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._found = Wanted()
         #: Ask now.
         self._now = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="ps-worker-requests", daemon=True)
         self._thread.start()
 
     def take(self) -> Wanted:
-        """What came since the last time.
-
-        Raises PsError when the coordinator refuses to answer, or was never reached; once until it does answer.
-        """
-        try:
-            found = self._found.get_nowait()
-        except queue.Empty:
-            return Wanted()
-        if isinstance(found, PsError):
-            raise found
+        """What came since the last time; of several answers the newest."""
+        with self._lock:
+            found, self._found = self._found, Wanted()
         return found
-
-    def take_order(self) -> ScaleOrder | None:
-        """What is to run, where that was told since the last call."""
-        order = None
-        with suppress(queue.Empty):
-            while True:
-                order = self._orders.get_nowait()
-        return order
 
     def ask_now(self) -> None:
         """Do not wait for the end of the interval."""
@@ -106,26 +92,27 @@ class WorkerRequests:
 
     def _ask(self) -> None:
         #: The last number; it starts over with another coordinator process.
-        seen, unanswered, told = 0, 0, False
+        seen, unanswered, failed = 0, 0, False
         while not self._wait():
             try:
                 answer = self._connection.once(
                     "GetWorkerRequest", pb.GetWorkerRequestRequest(), times.REPEATED_CALL_SECONDS
                 )
-                lost = tuple(map(_lost_from_pb, answer.lost))
+                lost, order = tuple(map(_lost_from_pb, answer.lost)), order_from_pb(answer.scale)
             except PsError as error:
                 unanswered += isinstance(error, Unavailable)
                 # One that has answered will be there again.
-                if not told and (not isinstance(error, Unavailable) or unanswered == UNANSWERED):
-                    told = True
-                    self._found.put(error)
+                if not failed and (not isinstance(error, Unavailable) or unanswered == UNANSWERED):
+                    failed = True
+                    with self._lock:
+                        self._found = replace(self._found, error=error)
                 continue
-            unanswered, told = UNANSWERED, False
-            self._orders.put(order_from_pb(answer.scale))
+            unanswered, failed = UNANSWERED, False
             ranks = tuple(answer.ranks) if answer.number not in (0, seen) else ()
-            if ranks or lost:
-                self._found.put(Wanted(ranks, lost))
             seen = answer.number
+            with self._lock:
+                ranks = ranks or self._found.ranks
+                self._found = replace(self._found, ranks=ranks, lost=lost, order=order)
 
 
 def _lost_from_pb(lost: pb.LostServer) -> LostServer:

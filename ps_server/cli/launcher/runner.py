@@ -111,7 +111,6 @@ class Runner:
         self._selector = selectors.DefaultSelector()
         self._coordinator = ""
         self._poller: ProgressPoller | None = None
-        self._cannot_ask = False
         self._code: int | None = None
         #: Of this job alone; None: what the environment says.
         self._certificates: CertificateFolder | None = None
@@ -248,15 +247,15 @@ class Runner:
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= time.monotonic():
             events.append(DeadlinePassed())
-        wanted = self._wanted()
+        wanted = self._requests.take() if self._requests is not None else Wanted()
         if wanted.ranks:
             events.append(WorkersWanted(wanted.ranks))
         events += filter(None, map(self._hanging, wanted.lost))
-        if self._cannot_ask:
-            self._cannot_ask = False
+        if wanted.error is not None:
+            self._screen.say(f"processes that hang are not noticed, and the job cannot be scaled: {wanted.error}")
             events.append(CannotAsk())
-        if self._requests is not None and (order := self._requests.take_order()) is not None:
-            events.append(Scaled(order))
+        if wanted.order is not None:
+            events.append(Scaled(wanted.order))
         return events
 
     def _kept_order(self) -> list[Event]:
@@ -267,15 +266,6 @@ class Runner:
         except PsError as error:
             self._screen.say(f"how many workers and shards the job had is not known: {error.message}")
             return []
-
-    def _wanted(self) -> Wanted:
-        """What the coordinator has told."""
-        try:
-            return self._requests.take() if self._requests is not None else Wanted()
-        except PsError as error:
-            self._screen.say(f"processes that hang are not noticed, and the job cannot be scaled: {error}")
-            self._cannot_ask = True
-            return Wanted()
 
     def _hanging(self, lost: LostServer) -> ServerHangs | None:
         """What it means if the process of a server that was lost is one of this job, and lives."""

@@ -35,7 +35,7 @@ class Launcher(threading.Thread):
 
     def run(self) -> None:
         while not self._closed.wait(0.01):
-            order = self._requests.take_order()
+            order = self._requests.take().order
             if order is None or order.ranks is None:
                 continue
             for rank in order.ranks - self.workers.keys():

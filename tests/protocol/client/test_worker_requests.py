@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ps_protocol.client import worker_requests
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.client.worker_requests import LostServer, Wanted, WorkerRequests
+from ps_protocol.client.worker_requests import LostServer, WorkerRequests
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import PermissionDenied, PsError, Unavailable
+from ps_protocol.errors import PermissionDenied, Unavailable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_server.coordinator.elasticity.engines.find import find_engine
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
@@ -33,11 +33,11 @@ def test_each_request_is_taken_once_also_of_a_coordinator_that_was_started_again
     with running_coordinator() as coordinator:
         requests = WorkerRequests(coordinator.address, interval_seconds=0.02)
         try:
-            assert requests.take() == Wanted()
+            assert (requests.take().ranks, requests.take().error) == ((), None)
             for ranks in ((2,), (2, 0), (2, 0)):
                 coordinator.kept_request.request(4, ranks)
                 assert taken(requests) == ranks
-                assert requests.take() == Wanted()
+                assert (requests.take().ranks, requests.take().error) == ((), None)
             coordinator.stop()
             coordinator.kept_request = KeptRequest()
             coordinator.kept_request.request(4, (1,))
@@ -71,40 +71,40 @@ def test_the_engine_launcher_keeps_the_last_request() -> None:
 
 
 class FakeConnection:
-    """Answers in turn, and then always with the last answer."""
+    """Gives the answers that a test puts, one by one."""
 
-    def __init__(self, answers: Iterator[Any]) -> None:
-        self.answers = answers
-        self.last: Any = None
+    def __init__(self) -> None:
+        self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.calls = 0
 
     def once(self, method: str, request: Any, timeout_seconds: float) -> Any:
-        self.last = next(self.answers, self.last)
         self.calls += 1
-        if isinstance(self.last, Exception):
-            raise self.last
-        return self.last
+        answer = self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def close(self) -> None:
-        pass
+        self.answers.put(Unavailable("closed"))
 
 
-def said_by(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> list[Any]:
-    """What is taken until all of ``answers`` were given, and some calls more."""
-    connection = FakeConnection(iter(answers))
+def found_in(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> list[Any]:
+    """What is taken after each of ``answers``, but for orders."""
+    connection = FakeConnection()
     monkeypatch.setattr(worker_requests, "UNANSWERED", 3)
     monkeypatch.setattr(worker_requests, "CoordinatorConnection", lambda address, security: connection)
     requests = WorkerRequests("nowhere:1", interval_seconds=0.001)
-    wait_until(lambda: connection.calls > len(answers) + 5)
-    requests.close()
     found: list[Any] = []
-    while True:
-        try:
-            if (wanted := requests.take()) == Wanted():
-                return found
-            found.append(wanted.lost or wanted.ranks)
-        except PsError as error:
-            found.append(type(error).__name__)
+    for number, answer in enumerate(answers):
+        connection.answers.put(answer)
+        # The next call: the answer was handled.
+        wait_until(lambda calls=number + 2: connection.calls == calls)
+        wanted = requests.take()
+        assert (wanted.order is None) is (isinstance(answer, Exception) or wanted.error is not None)
+        found += [each for each in (wanted.lost, wanted.ranks) if each]
+        found += [type(wanted.error).__name__] if wanted.error else []
+    requests.close()
+    return found
 
 
 GONE, REFUSED = Unavailable("nobody is there"), PermissionDenied("not for you")
@@ -136,4 +136,4 @@ OF_A_LATER_VERSION = pb.WorkerRequest(lost=[pb.LostServer(role=77)])
 def test_errors_are_told_once_until_the_coordinator_answers(
     monkeypatch: pytest.MonkeyPatch, answers: list[Any], found: list[Any]
 ) -> None:
-    assert said_by(monkeypatch, answers) == found
+    assert found_in(monkeypatch, answers) == found

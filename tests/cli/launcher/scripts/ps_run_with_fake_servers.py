@@ -47,23 +47,22 @@ class Requests:
         self._taken = wants is None
 
     def take(self):
+        """What is requested once, and what the file "order" has: the arguments of an order, as JSON."""
+        order = None
+        with suppress(FileNotFoundError):
+            values = json.loads(Path("order").read_text())
+            order = ScaleOrder(**{name: frozenset(v) if isinstance(v, list) else v for name, v in values.items()})
         if self._taken or not Path("hangs").exists():
-            return Wanted()
+            return Wanted(order=order)
         self._taken = True
         Path("taken").touch()
         if wants == "refused":
-            raise PermissionDenied("GetWorkerRequest is not for this role")
+            return Wanted(order=order, error=PermissionDenied("GetWorkerRequest is not for this role"))
         if wants == "shard":
             pid = int((Path(os.environ["PIDS"]) / "shard0").read_text())
-            return Wanted(lost=tuple(LostServer(role, 0, "", number, "its lease ended") for role, number in LOST(pid)))
-        return Wanted((0,))
-
-    def take_order(self):
-        """What the file "order" says: the arguments of an order, as JSON."""
-        with suppress(FileNotFoundError):
-            told = json.loads(Path("order").read_text())
-            return ScaleOrder(**{name: frozenset(v) if isinstance(v, list) else v for name, v in told.items()})
-        return None
+            lost = tuple(LostServer(role, 0, "", number, "its lease ended") for role, number in LOST(pid))
+            return Wanted(lost=lost, order=order)
+        return Wanted((0,), order=order)
 
     def ask_now(self):
         pass
