@@ -1,5 +1,5 @@
-"""The job at a glance: what the page, ``psctl top`` and ``psctl report`` show, made of what the coordinator knows.
+"""The job at a glance: what the page, ps-run and psctl show of a job, made of what the coordinator knows.
 
-Pure: ``glance_of`` in ``job`` turns a JobHistory into a JobGlance, and ``workers``, ``shards`` and ``alerts`` are its
-parts. In what state the job and its members are, ``ps_protocol.cluster.job_state`` decides. Nothing is owned here.
+Pure: ``glance_of`` in ``job`` turns a JobHistory into a JobGlance; ``workers``, ``shards`` and ``alerts`` make its
+parts, and ``terminal`` draws it. ``ps_protocol.cluster.job_state`` decides in which state a job and its members are.
 """

@@ -21,7 +21,7 @@ from ps_protocol.cluster.view import ClusterStatus, Role
 from ps_protocol.logs import FACTS, LogEvent, LogFormat, json_line
 from ps_protocol.logs import time_text as record_time
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
-from ps_server.cli.status.text import elapsed_text, status_line, status_tables
+from ps_server.glance.terminal import elapsed_text, status_line, status_tables
 
 WORKER_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 STATUS_SECONDS = 60.0

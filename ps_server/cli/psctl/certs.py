@@ -9,7 +9,7 @@ import click
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_server.cli.options.common import clean_errors
 from ps_server.cli.options.security import job_option
-from ps_server.cli.psctl.output.facts import say
+from ps_server.cli.psctl.output import say
 
 _HELP = """Make certificates and tokens in DIR: an authority, a certificate for the coordinator, for each shard and for
 each role, and a file of tokens. Keys and tokens have mode 0600.

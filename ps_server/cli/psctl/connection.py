@@ -21,7 +21,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.options.common import clean_errors
-from ps_server.cli.psctl.output.notes import note
+from ps_server.cli.psctl.output import note
 
 T = TypeVar("T")
 

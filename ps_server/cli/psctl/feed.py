@@ -11,8 +11,7 @@ import click
 from ps_protocol.feed.cursor import load_cursor, save_cursor
 from ps_protocol.feed.reader import Change
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output.facts import output_option, say
-from ps_server.cli.psctl.output.notes import note
+from ps_server.cli.psctl.output import note, output_option, say
 
 _INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells report it."""

@@ -6,7 +6,7 @@ import click
 
 from ps_protocol.client.model_status import ModelRates
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output.facts import output_option, tell
+from ps_server.cli.psctl.output import output_option, tell
 
 _HELP = """Show the learning rates of the last step, for each parameter group and each table.
 

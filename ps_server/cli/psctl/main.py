@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.live import Live
 
-from ps_protocol.client.admin import AdminClient
-from ps_protocol.client.model_status import TableTotals
-from ps_protocol.cluster.job_state import ailments, expiring, has_expired, time_text
-from ps_protocol.cluster.view import ClusterStatus
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.security.settings import VARIABLES, SecuritySettings
 from ps_server.checkpoint.export.models import export as export_model
@@ -32,16 +22,14 @@ from ps_server.cli.psctl.connection import connected, coordinator_option, patien
 from ps_server.cli.psctl.feed import feed
 from ps_server.cli.psctl.learning_rates import learning_rates
 from ps_server.cli.psctl.moves import drain, move
-from ps_server.cli.psctl.output.facts import output_option, say, tell
-from ps_server.cli.psctl.output.notes import log_as, note
-from ps_server.cli.psctl.output.status_json import status_json
+from ps_server.cli.psctl.output import log_as, output_option, tell
 from ps_server.cli.psctl.release import release
 from ps_server.cli.psctl.rows import import_rows
 from ps_server.cli.psctl.scale import scale
-from ps_server.cli.psctl.top.command import report, top
+from ps_server.cli.psctl.status import status
+from ps_server.cli.psctl.top import report, top
 from ps_server.cli.psctl.trace import trace
-from ps_server.cli.psctl.wait import UNHEALTHY, wait
-from ps_server.cli.status.text import status_line, status_tables
+from ps_server.cli.psctl.wait import wait
 from ps_server.settings import configured, options
 
 
@@ -78,6 +66,7 @@ def main(
     context.obj = security
 
 
+main.add_command(status)
 main.add_command(certs)
 main.add_command(move)
 main.add_command(drain)
@@ -90,52 +79,6 @@ main.add_command(learning_rates)
 main.add_command(trace)
 main.add_command(top)
 main.add_command(report)
-
-
-@main.command()
-@coordinator_option
-@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C or the end of the job.")
-@output_option("one JSON object (docs/psctl.md); with --watch, one per line")
-@click.option(
-    "--check",
-    is_flag=True,
-    help=f"Exit with code {UNHEALTHY} if the job is stalled, members are missing, failed or lost, or certificates have "
-    "expired.",
-)
-def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
-    """Show members, their speed, models and mode, and the rows and bytes of tables."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    with connected(coordinator) as job:
-        pause = 2.0 if watch and not as_json and not console.is_terminal else 1.0
-        looks = _looks(job, pause if watch else None)
-        if as_json:
-            for seen, tables in looks:
-                say(status_json(seen, tables))
-        elif watch and console.is_terminal:
-            with Live(console=console, auto_refresh=False) as live:
-                for seen, tables in looks:
-                    live.update(status_tables(seen, console.width, tables=tables), refresh=True)
-        elif watch:
-            for seen, tables in looks:
-                say(f"{time_text(time.time())} {status_line(seen, tables)}")
-        else:
-            for seen, tables in looks:
-                console.print(status_tables(seen, console.width, tables=tables))
-    if check and (soon := expiring(seen)) and not has_expired(seen):
-        note(soon, logging.WARNING)
-    if check and (found := ailments(seen)):
-        note("not healthy: " + "; ".join(found), logging.WARNING)
-        sys.exit(UNHEALTHY)
-
-
-def _looks(job: AdminClient, pause_seconds: float | None) -> Iterator[tuple[ClusterStatus, tuple[TableTotals, ...]]]:
-    """The job as it is now; with a pause again and again until it is finished."""
-    while True:
-        seen = job.status()
-        yield seen, job.tables(seen)
-        if pause_seconds is None or seen.view.finished:
-            return
-        time.sleep(pause_seconds)
 
 
 @main.command()

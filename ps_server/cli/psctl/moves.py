@@ -14,8 +14,7 @@ from rich.filesize import decimal
 from ps_protocol.client.admin import AdminClient, MoveSummary
 from ps_protocol.cluster.view import MoveProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output.facts import output_option, say, tell
-from ps_server.cli.psctl.output.notes import note
+from ps_server.cli.psctl.output import note, output_option, say, tell
 
 MB = 1 << 20
 

@@ -6,7 +6,7 @@ import click
 from rich.filesize import decimal
 
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output.facts import output_option, tell
+from ps_server.cli.psctl.output import output_option, tell
 
 _HELP = """Drop MODEL on all shards: its values, optimizer state and tables.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output.facts import output_option, tell
+from ps_server.cli.psctl.output import output_option, tell
 
 _HELP = """Write the rows in FILES to a table of the running job, while it trains.
 

@@ -10,8 +10,7 @@ import click
 
 from ps_protocol.cluster.scaling import ScaleProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output.facts import output_option, say, tell
-from ps_server.cli.psctl.output.notes import note
+from ps_server.cli.psctl.output import note, output_option, say, tell
 
 _INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells report it."""

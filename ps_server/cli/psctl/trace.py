@@ -9,7 +9,7 @@ import click
 from ps_protocol.errors import ConfigError
 from ps_protocol.tracing.merge import MERGED, files_in, merge
 from ps_server.cli.options.common import clean_errors
-from ps_server.cli.psctl.output.facts import output_option, tell
+from ps_server.cli.psctl.output import output_option, tell
 
 _HELP = """Join the trace files in FOLDER to FOLDER/trace.json, with the times of all processes on one axis.
 

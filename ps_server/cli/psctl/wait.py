@@ -12,7 +12,7 @@ import click
 from ps_protocol.client.admin import AwaitedState
 from ps_protocol.errors import InvalidRequest, NotReady
 from ps_server.cli.psctl.connection import client_of, coordinator_option
-from ps_server.cli.psctl.output.notes import note
+from ps_server.cli.psctl.output import note
 
 TIMED_OUT = 1
 UNHEALTHY = 3

@@ -15,7 +15,7 @@ from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, MemberS
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.screen import Folders, Screen, silent_workers, summary
-from ps_server.cli.status.text import elapsed_text, status_line, status_tables
+from ps_server.glance.terminal import elapsed_text, status_line, status_tables
 
 
 def member(role: Role, index: int, incarnation: int = 1, gone: str = "", **stats) -> MemberStatus:
@@ -33,7 +33,7 @@ WORKER = member(
     transport="shm",
     metrics={"loss": 0.21},
 )
-SHARD = member(Role.SHARD, 0, version=240, steps_per_second=20.2, bytes_per_second=4.3e6)
+SHARD = member(Role.SHARD, 0, versions={"net": 240}, steps_per_second=20.2, bytes_per_second=4.3e6)
 STATUS = ClusterStatus(
     ClusterView(1, (WORKER.member, SHARD.member), Consistency(Mode.SSP, 4), {"net": 1}, 1, 1, started=True),
     (WORKER, SHARD),
@@ -64,33 +64,28 @@ def shown(status: ClusterStatus, width: int, *tables: TableTotals) -> list[str]:
 def test_a_wide_table_shows_mode_time_and_every_members_numbers():
     headline, _, worker, _, shard = shown(STATUS, 100)
     assert headline.rstrip() == "ssp(4) · training · 1 of 1 shards · 1 of 1 workers · model net · 1:15"
-    assert worker.split() == ["worker", "0", "live", "120", "4.2", "2310", "2", "0.0", "shm", "loss", "0.21"]
-    assert shard.split() == ["shard", "0", "live", "240", "20.2", "4.3"]
+    assert worker.split() == ["worker", "0", "live", "120", "0", "4.25", "2310", "2", "loss", "0.21", "shm"]
+    assert shard.split() == ["shard", "0", "live", "240", "20.2", "4.3M", "0B"]
 
 
-def test_a_standby_stands_below_the_shards():
-    *_, shard, standby = shown(replace(STATUS, members=(member(Role.STANDBY, 0), *STATUS.members)), 100)
-    assert shard.split()[:2] == ["shard", "0"]
-    assert standby.split() == ["standby", "0", "live"]
-
-
-def test_a_standby_tells_how_far_it_is_behind():
+def test_a_standby_stands_beside_its_shard_and_how_far_it_is_behind():
+    status = replace(STATUS, members=(WORKER, SHARD, member(Role.STANDBY, 0)))
+    assert shown(status, 100)[-1].split()[-1] == "follows"
     ahead = replace(SHARD, stats=replace(SHARD.stats, standby_lag=7))
-    status = replace(STATUS, members=(WORKER, ahead, member(Role.STANDBY, 0)))
-    *_, standby = shown(status, 100)
-    assert standby.split() == ["standby", "0", "live", "7", "records"]
+    status = replace(status, members=(WORKER, ahead, member(Role.STANDBY, 0)))
+    assert shown(status, 100)[-1].split()[-3:] == ["follows,", "7", "behind"]
     assert "standby 7 records behind" in status_line(status)
 
 
 def test_of_several_models_each_has_its_version_below_the_shards():
     shards = [
-        member(Role.SHARD, 0, version=120, versions={"generator": 120, "discriminator": 118}),
-        member(Role.SHARD, 1, version=119, versions={"discriminator": 119}),
-        member(Role.SHARD, 2, gone="left", version=7, versions={"generator": 7}),
+        member(Role.SHARD, 0, versions={"generator": 120, "discriminator": 118}),
+        member(Role.SHARD, 1, versions={"discriminator": 119}),
+        member(Role.SHARD, 2, gone="left", versions={"generator": 7}),
     ]
     status = replace(STATUS, members=(WORKER, *shards))
     lines = [line.split() for line in shown(status, 80)]
-    assert lines[3:5] == [["state", "pushes/s", "MB/s"], ["shard", "0", "live", "0.0", "0.0"]]
+    assert lines[3:5] == [["state", "pushes/s", "bytes/s", "holds"], ["shard", "0", "live", "0", "0", "0B"]]
     assert lines[-3:] == [["version"], ["model", "discriminator", "118–119"], ["model", "generator", "120"]]
     assert "shard 0 versions discriminator 118, generator 120" in status_line(status)
     assert "shard 1 version 119" in status_line(status)
@@ -99,8 +94,8 @@ def test_of_several_models_each_has_its_version_below_the_shards():
 def test_pushes_that_were_dropped_are_counted_where_there_are_some():
     status = replace(STATUS, members=(WORKER, replace(SHARD, stats=replace(SHARD.stats, dropped=3))))
     *_, titles, shard = shown(status, 100)
-    assert titles.split() == ["state", "version", "pushes/s", "dropped", "MB/s"]
-    assert shard.split()[4:6] == ["20.2", "3"]
+    assert titles.split() == ["state", "version", "pushes/s", "bytes/s", "holds", "dropped"]
+    assert shard.split()[-1] == "3"
     assert "3 dropped" in status_line(status)
 
 
@@ -111,17 +106,17 @@ def test_pushes_that_wait_are_told_where_some_do_and_there_is_room():
         return titles, shard
 
     titles, shard = waiting(3.04, 100)
-    assert titles.split() == ["state", "version", "pushes/s", "queue", "MB/s"]
-    assert shard.split()[4:6] == ["20.2", "3.0"]
+    assert titles.split() == ["state", "version", "pushes/s", "bytes/s", "holds", "queue"]
+    assert shard.split()[-2:] == ["3.0", "(0B)"]
     assert "queue" not in waiting(0.04, 100)[0]
     assert "queue" not in waiting(3.0, 36)[0]
     long = replace(STATUS, members=(WORKER, replace(SHARD, stats=replace(SHARD.stats, queued_pushes=2.5))))
-    assert "MB/s 2.5 pushes wait" in status_line(long)
+    assert "B/s 2.5 pushes wait" in status_line(long)
     assert "wait" not in status_line(STATUS)
 
 
 def test_a_loop_without_a_sharded_loader_shows_its_steps_and_no_samples():
-    status = replace(STATUS, members=(replace(WORKER, stats=replace(WORKER.stats, samples=0)), SHARD))
+    status = replace(STATUS, members=(replace(WORKER, stats=replace(WORKER.stats, samples_per_second=0.0)), SHARD))
     _, titles, *_ = shown(status, 100)
     assert "steps/s" in titles
     assert "samples/s" not in titles
@@ -137,7 +132,7 @@ FAILED = ClusterStatus(
         member(Role.WORKER, 10, gone=f"left: {WHY}", steps=12, steps_per_second=3.0),
         member(Role.WORKER, 11, gone="left", steps=500),
         SHARD,
-        member(Role.SHARD, 1, gone="its lease of 5 s ended", version=99, steps_per_second=7.5),
+        member(Role.SHARD, 1, gone="its lease of 5 s ended", versions={"net": 99}, steps_per_second=7.5),
     ),
 )
 
@@ -174,7 +169,7 @@ def test_members_that_were_lost_alike_share_a_line():
 
 def test_what_has_ended_has_no_rates():
     lost = next(line for line in shown(FAILED, 200) if line.startswith("shard 1"))
-    assert lost.split() == ["shard", "1", "lost", "99", "–", "–"]
+    assert lost.split() == ["shard", "1", "lost", "99", "–", "–", "0B"]
     assert "7.5" not in status_line(FAILED)
 
 
@@ -196,17 +191,17 @@ def test_a_narrow_terminal_gets_a_table_that_fits(width):
 
 def test_tables_stand_last_and_whether_all_their_shards_have_told():
     *_, titles, whole, part = shown(STATUS, 100, EMB, replace(EMB, table="ids", answered=1))
-    assert titles.split() == ["rows", "MB", "updates", "waiting", "expired", "evicted", "model"]
-    assert whole.split() == ["table", "emb", "1000", "0.1", "90", "7", "15", "5", "net"]
+    assert titles.split() == ["rows", "bytes", "updates", "waiting", "expired", "evicted", "model"]
+    assert whole.split() == ["table", "emb", "1000", "72.0k", "90", "7", "15", "5", "net"]
     assert part.startswith("table ids (1 of 2 shards) ")
-    assert shown(STATUS, 40, EMB)[-1].split() == ["table", "emb", "1000", "0.1", "90"]
+    assert shown(STATUS, 36, EMB)[-1].split() == ["table", "emb", "1000", "72.0k", "90"]
 
 
 def test_the_log_line_holds_the_same_numbers():
-    assert status_line(STATUS, [EMB]).endswith(" MB/s | table emb 1000 rows 0.1 MB")
+    assert status_line(STATUS, [EMB]).endswith("B/s | table emb 1000 rows 72.0kB")
     assert status_line(STATUS) == (
-        "ssp(4) | training | worker 0 step 120 4.2 steps/s 2310 samples/s stale 2 loss 0.21 | "
-        "shard 0 version 240 20 pushes/s 4.3 MB/s"
+        "ssp(4) | training | worker 0 step 120 4.25 steps/s 2310 samples/s stale 2 loss 0.21 | "
+        "shard 0 version 240 20.2 pushes/s 4.3MB/s"
     )
 
 
@@ -214,7 +209,15 @@ def test_a_restarted_worker_is_shown_once_and_a_gone_one_as_such():
     old, new = member(Role.WORKER, 0, 1, "lease ended", steps=9), member(Role.WORKER, 0, 2, steps=3)
     assert "step 3 " in status_line(replace(STATUS, members=(new, old)))
     assert "step 9" not in status_line(replace(STATUS, members=(new, old)))
-    assert status_line(replace(STATUS, members=(old,))).endswith("stale 0 lease ended")
+    alone = status_line(replace(STATUS, members=(old,)))
+    assert alone.endswith("stale 0 lost: lease ended | shard 0 missing")
+
+
+def test_a_shard_is_missing_once_the_job_has_started():
+    begun = replace(STATUS, members=(WORKER,))
+    assert any(line.split() == ["shard", "0", "missing", "–", "–", "0B"] for line in shown(begun, 80))
+    waiting = replace(begun, view=replace(STATUS.view, started=False))
+    assert not any("missing" in line for line in [*shown(waiting, 80), status_line(waiting)])
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.9, "0:00"), (61, "1:01"), (3725, "1:02:05")])

@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from ps_protocol import logs
 from ps_protocol.logs import EVENTS
-from ps_server.cli.psctl import main
-from ps_server.cli.psctl.output import notes
+from ps_server.cli.psctl import main, output
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import running_coordinator
 
@@ -21,11 +20,11 @@ def own_log(monkeypatch):
     monkeypatch.setattr(logs, "_process", dict.fromkeys(logs.FACTS))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     root = logging.getLogger()
-    before = root.handlers[:], root.level, logging.getLogger(notes.__name__).level
+    before = root.handlers[:], root.level, logging.getLogger(output.__name__).level
     yield
     root.handlers = before[0]
     root.setLevel(before[1])
-    logging.getLogger(notes.__name__).setLevel(before[2])
+    logging.getLogger(output.__name__).setLevel(before[2])
 
 
 def psctl(*arguments: str, **environment: str | None):

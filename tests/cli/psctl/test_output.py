@@ -22,9 +22,9 @@ from ps_protocol.cluster.view import (
 )
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_server.cli.launcher.main import main as ps_run
+from ps_server.cli.psctl import output as facts
 from ps_server.cli.psctl.main import main as psctl
-from ps_server.cli.psctl.output import facts
-from ps_server.cli.psctl.output.status_json import SCHEMA, schema_fields, status_json
+from ps_server.cli.psctl.status import SCHEMA, schema_fields, status_json
 from ps_server.coordinator.main import main as coordinator
 from ps_server.shard.main import main as server
 

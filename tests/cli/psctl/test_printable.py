@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.psctl import main
-from ps_server.cli.psctl.output.facts import say
+from ps_server.cli.psctl.output import say
 from tests.worker.jobs import running_job
 
 PSCTL = Path(main.__file__).parent
@@ -45,4 +45,4 @@ def test_what_is_said_keeps_its_lines(capsys):
 def test_every_command_prints_by_the_one_function(path):
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     printing = [call.lineno for call in calls if ast.unparse(call.func) in ("click.echo", "print", "click.secho")]
-    assert printing == [] or path.name == "facts.py"
+    assert printing == [] or path.name == "output.py"

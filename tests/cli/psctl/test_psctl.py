@@ -25,7 +25,9 @@ def job():
     with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
         shard = client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:4444"), "s").member
         workers = [client.join(JoinSpec(Role.WORKER, rank), f"w{rank}").member for rank in range(2)]
-        client.heartbeat(shard, MemberStats(steps=24, version=23, steps_per_second=4.5, bytes_per_second=2.5e6))
+        client.heartbeat(
+            shard, MemberStats(steps=24, version=23, versions={"m": 23}, steps_per_second=4.5, bytes_per_second=2.5e6)
+        )
         client.heartbeat(
             workers[1], MemberStats(steps=12, samples=99, samples_per_second=801, staleness=3, metrics={"loss": 0.25})
         )
@@ -42,9 +44,9 @@ def test_status_shows_every_member_with_its_numbers(job):
     assert done.exit_code == 0
     headline, *rows = done.output.splitlines()
     assert headline.startswith("async · training · 1 of 1 shards · 2 of 2 workers")
-    assert any(row.split()[:6] == ["worker", "1", "live", "12", "0.0", "801"] and "loss 0.25" in row for row in rows)
+    assert any(row.split()[:6] == ["worker", "1", "live", "12", "0", "0"] and "loss 0.25" in row for row in rows)
     assert any(
-        row.split()[:6] == ["shard", "0", "live", "23", "4.5", "2.5"] and "127.0.0.1:4444" in row for row in rows
+        row.split()[:6] == ["shard", "0", "live", "23", "4.5", "2.5M"] and "127.0.0.1:4444" in row for row in rows
     )
 
 
@@ -117,7 +119,7 @@ def test_watching_ends_with_the_job():
     assert done.exit_code == 0
     stamp, line = done.output[:19], done.output[20:]
     assert time.strptime(stamp, "%Y-%m-%d %H:%M:%S")
-    assert line == "async | finished | worker 0 step 0 stale 0 left | shard 0 version 0 0 pushes/s 0.0 MB/s\n"
+    assert line == "async | finished | worker 0 step 0 stale 0 left | shard 0 version 0 0 pushes/s 0B/s\n"
 
 
 @pytest.mark.parametrize("name", ["[/red]x", "[link=http://x]y", "loss\x1b[2J"])

@@ -40,8 +40,8 @@ def job():
 
 def test_status_shows_each_table_summed_over_its_shards(job):
     assert job.shown() == [
-        ["table", "emb", "40000", "4.0", "5", "0", "0", "2", "ads"],
-        ["table", "small", "0", "0.0", "5", "0", "0", "2", "ads"],
+        ["table", "emb", "40000", "4.0M", "5", "0", "0", "2", "ads"],
+        ["table", "small", "0", "0", "5", "0", "0", "2", "ads"],
     ]
 
 
@@ -64,7 +64,7 @@ def test_status_as_json_has_the_same_numbers(job):
 
 def test_a_shard_that_does_not_answer_is_left_out_and_that_is_said(job):
     job.shards[1].fails["GetModel"] = [Unavailable("busy")]
-    assert job.shown()[0][:8] == ["table", "emb", "(1", "of", "2", "shards)", "20000", "2.0"]
+    assert job.shown()[0][:8] == ["table", "emb", "(1", "of", "2", "shards)", "20000", "2.0M"]
 
 
 def test_a_table_is_moved_by_name_and_a_drain_takes_its_buckets_along(job):

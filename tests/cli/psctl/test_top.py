@@ -21,9 +21,9 @@ from ps_protocol.cluster.held import LogCounts
 from ps_protocol.cluster.history import Curve, Curves, JobHistory
 from ps_protocol.cluster.view import TOOK_OVER, Member, MemberStats, Role
 from ps_server.cli.psctl import main
-from ps_server.cli.psctl.top.glance_view import NO_LIMIT, glance_view, short, spark
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
+from ps_server.glance.terminal import NO_LIMIT, glance_view, short, spark
 from tests.glance.jobs import entry, history, shard, worker
 from tests.support.coordinators import running_coordinator
 
@@ -120,8 +120,8 @@ def test_alerts_stragglers_and_waits_are_named() -> None:
 
 
 TITLES = {
-    *("worker", "state", "step", "behind", "steps/s", "samples/s", "staleness", "waits", "reported", "over", "note"),
-    *("shard", "version", "pushes/s", "bytes/s", "holds", "dropped", "queue", "streams", "log", "standby"),
+    *("state", "step", "behind", "steps/s", "samples/s", "staleness", "waits", "reported", "over", "note"),
+    *("version", "pushes/s", "bytes/s", "holds", "dropped", "queue", "streams", "log", "standby", "address"),
 }
 
 
@@ -155,7 +155,7 @@ def full() -> JobHistory:
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140, NO_LIMIT])
 def test_a_narrow_terminal_gets_fewer_columns_with_whole_titles(width: int) -> None:
     lines = shown(full(), width=width).splitlines()
-    heads = [line.split() for line in lines if line.split()[:2] in (["worker", "state"], ["shard", "state"])]
+    heads = [line.split() for line in lines if line.split()[:1] == ["state"]]
     assert len(heads) == 2
     assert set().union(*heads) <= TITLES
     assert all(len(line.rstrip()) <= width for line in lines)
@@ -172,7 +172,7 @@ def test_a_file_gets_every_column(job: tuple[CoordinatorClient, Member]) -> None
     at = ("--coordinator", job[0].address, "--count", "1")
     done = CliRunner().invoke(main.main, ["top", *at], env={"PS_COORDINATOR": None, "COLUMNS": "20"})
     assert done.exit_code == 0, done.output
-    assert "worker    state  step  behind  steps/s  samples/s  staleness  reported" in done.output
+    assert "          state  step  behind  steps/s  staleness  reported" in done.output
     assert "…" not in done.output
     assert max(map(len, done.output.splitlines())) < 200
 

@@ -26,9 +26,9 @@ from ps_protocol.cluster.job_state import (
 from ps_protocol.cluster.view import TOOK_OVER, ClusterStatus, MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.psctl import main
-from ps_server.cli.status.text import status_line, status_tables
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
+from ps_server.glance.terminal import status_line, status_tables
 from ps_server.page.messages import parts_of
 from tests.glance.jobs import entry, history, shard, worker
 from tests.support.coordinators import TestCoordinator, running_coordinator

@@ -1,19 +1,30 @@
-"""The status of a job as JSON, and the schema of it: what scripts may rely on."""
+"""The command psctl status: tables, lines or JSON. Scripts may rely on the schema of the JSON."""
 
 from __future__ import annotations
 
 import json
+import logging
+import sys
+import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import click
+from rich.console import Console
+from rich.live import Live
+
+from ps_protocol.client.admin import AdminClient
 from ps_protocol.client.model_status import TableTotals
 from ps_protocol.cluster.events import JobEvent
-from ps_protocol.cluster.job_state import job_state
+from ps_protocol.cluster.job_state import ailments, expiring, has_expired, job_state, time_text
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, MemberStatus
-from ps_server.cli.psctl.output.facts import to_json
+from ps_server.cli.psctl.connection import connected, coordinator_option
+from ps_server.cli.psctl.output import note, output_option, say, to_json
+from ps_server.cli.psctl.wait import UNHEALTHY
+from ps_server.glance.terminal import status_line, status_tables
 
 SCHEMA = 1
 """Rises when a field goes away or changes its meaning. Fields are added within one number."""
@@ -26,6 +37,52 @@ _PARTS: Mapping[str, type] = {
 }
 
 _SIMPLE = {int: "number", float: "number", str: "string", bool: "boolean"}
+
+
+@click.command()
+@coordinator_option
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C or the end of the job.")
+@output_option("one JSON object (docs/psctl.md); with --watch, one per line")
+@click.option(
+    "--check",
+    is_flag=True,
+    help=f"Exit with code {UNHEALTHY} if the job is stalled, members are missing, failed or lost, or certificates have "
+    "expired.",
+)
+def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
+    """Show members, their speed, models and mode, and the rows and bytes of tables."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    with connected(coordinator) as job:
+        pause = 2.0 if watch and not as_json and not console.is_terminal else 1.0
+        looks = _looks(job, pause if watch else None)
+        if as_json:
+            for seen, tables in looks:
+                say(status_json(seen, tables))
+        elif watch and console.is_terminal:
+            with Live(console=console, auto_refresh=False) as live:
+                for seen, tables in looks:
+                    live.update(status_tables(seen, console.width, tables=tables), refresh=True)
+        elif watch:
+            for seen, tables in looks:
+                say(f"{time_text(time.time())} {status_line(seen, tables)}")
+        else:
+            for seen, tables in looks:
+                console.print(status_tables(seen, console.width, tables=tables))
+    if check and (soon := expiring(seen)) and not has_expired(seen):
+        note(soon, logging.WARNING)
+    if check and (found := ailments(seen)):
+        note("not healthy: " + "; ".join(found), logging.WARNING)
+        sys.exit(UNHEALTHY)
+
+
+def _looks(job: AdminClient, pause_seconds: float | None) -> Iterator[tuple[ClusterStatus, tuple[TableTotals, ...]]]:
+    """The job as it is now; with a pause again and again until it is finished."""
+    while True:
+        seen = job.status()
+        yield seen, job.tables(seen)
+        if pause_seconds is None or seen.view.finished:
+            return
+        time.sleep(pause_seconds)
 
 
 def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:

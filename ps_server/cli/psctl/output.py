@@ -1,9 +1,10 @@
-"""The output of a psctl command: text, or one JSON object."""
+"""The output of psctl: results on stdout, as text or one JSON object, and notes on stderr, which are not part of it."""
 
 from __future__ import annotations
 
 import enum
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -12,7 +13,10 @@ from typing import Any
 
 import click
 
+from ps_protocol.logs import EventLogger, LogFormat, configure_logging, describe_process, logs_json
 from ps_protocol.text import printable
+
+logger = EventLogger(__name__)
 
 _JSON = "torch-ps.json"
 
@@ -78,3 +82,21 @@ def say(text: str, *, err: bool = False) -> None:
     outside, such as those of models and files, move no cursor.
     """
     click.echo(printable(text, keep="\n"), err=err)
+
+
+def log_as(level: str | None, form: LogFormat, job: str | None) -> None:
+    """Write the log of this command as told; records from warnings on, unless told."""
+    if level is None and form is LogFormat.TEXT:
+        return  # a warning is printed as it is, without time and name
+    configure_logging(level or "warning", form)
+    # What a command says belongs to its output, whatever the level.
+    logging.getLogger(__name__).setLevel(logging.INFO)
+    describe_process(role="psctl", job=job)
+
+
+def note(text: str, level: int = logging.INFO) -> None:
+    """Say ``text`` on stderr; ``level`` is that of the record where the log is JSON."""
+    if logs_json():
+        logger.log(level, "psctl.note", "%s", text)
+    else:
+        say(text, err=True)

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
+import sys
+import termios
 import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -17,11 +24,9 @@ from ps_protocol.cluster.job_state import time_text
 from ps_protocol.errors import ConfigError, Unavailable
 from ps_protocol.files import PUBLIC_MODE, replace_file
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output.facts import say
-from ps_server.cli.psctl.output.notes import note
-from ps_server.cli.psctl.top.glance_view import NO_LIMIT, glance_view
-from ps_server.cli.psctl.top.keys import keys
+from ps_server.cli.psctl.output import note, say
 from ps_server.glance.job import glance_of
+from ps_server.glance.terminal import NO_LIMIT, glance_view
 from ps_server.page.needs import check_libraries
 
 POINTS = 60
@@ -61,7 +66,7 @@ def top(coordinator: str, interval: float, count: int | None) -> None:
 
 def _live(job: AdminClient, console: Console, interval: float, count: int | None) -> None:
     shown, looks = Group(), 0
-    with keys() as key, Live(console=console, auto_refresh=False, screen=True) as live:
+    with _keys() as key, Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             try:
                 history = _look(job)
@@ -75,6 +80,31 @@ def _live(job: AdminClient, console: Console, interval: float, count: int | None
             if looks == count or (history is not None and history.status.view.finished) or key(interval) in ("q", "Q"):
                 break
     console.print(shown)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits up to so many seconds for a key; "" when none came, or stdin is no terminal."""
+    if not sys.stdin.isatty():
+        yield _pause
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def key(seconds: float) -> str:
+        ready, _, _ = select.select([descriptor], [], [], seconds)
+        return os.read(descriptor, 1).decode(errors="replace") if ready else ""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield key
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _pause(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
 
 
 def _print(job: AdminClient, console: Console, interval: float, count: int | None) -> None:

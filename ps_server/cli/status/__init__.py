@@ -1,1 +1,0 @@
-"""How the status of a cluster is shown to people."""
