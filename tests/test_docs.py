@@ -112,9 +112,15 @@ class Row(NamedTuple):
 
 
 def rows(page: str) -> list[Row]:
-    table = page.partition("## Where do I …")[2].partition("\n## ")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
-    return [Row(to, tuple(edits_of(edit)), files) for to, edit, files in cells[2:]]
+    return [Row(to, tuple(edits_of(edit)), files) for to, edit, files in cells(page, "Where do I …")]
+
+
+def cells(page: str, heading: str) -> list[list[str]]:
+    """The rows of the tables below a heading, without their heads."""
+    lines = page.partition(f"## {heading}\n")[2].partition("\n## ")[0].splitlines()
+    heads = {number + step for number, line in enumerate(lines) if line.startswith("|---") for step in (-1, 0)}
+    tables = [line for number, line in enumerate(lines) if line[:1] == "|" and number not in heads]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in tables]
 
 
 def edits_of(cell: str) -> Iterator[Edit]:
@@ -160,12 +166,43 @@ def wrong(row: Row) -> list[str]:
     return absent + unknown + ([] if row.edits else ["it names no file"])
 
 
-ARCHITECTURE = rows((ROOT / "docs" / "architecture.md").read_text())
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+ARCHITECTURE = rows(PAGE)
+FAILURES = [Row(to, tuple(edits_of(where)), "") for to, where in cells(PAGE, "The way of a failure")]
+OWNERS = [cell for _, cell, _ in cells(PAGE, "Who owns what")]
 
 
-@pytest.mark.parametrize("row", ARCHITECTURE, ids=lambda row: row.to)
+@pytest.mark.parametrize("row", ARCHITECTURE + FAILURES, ids=lambda row: row.to)
 def test_a_row_of_the_table_of_what_to_edit_names_files_that_exist_and_what_they_define(row):
     assert wrong(row) == []
+
+
+def test_owners_are_classes_of_their_files():
+    folder, wrong_owners, count = "", [], 0
+    for path, name in re.findall(r"`([\w/]+\.py)`: `(\w+)`", "\n".join(OWNERS)):
+        found = [each for root in (*_ROOTS, f"{folder}/") if (ROOT / (each := root + path)).exists()]
+        wrong_owners += [] if any(name in defined(each) for each in found) else [f"{path}: {name}"]
+        folder, count = (found or [folder])[0].rpartition("/")[0], count + 1
+    assert wrong_owners == []
+    assert count > 15
+
+
+def test_files_and_folders_in_the_drawings_exist():
+    drawing = PAGE.partition("## One step")[2].partition("##")[0]
+    step = re.findall(r"(?<= )([a-z_]+(?:/[a-z_]+)*(?:/|\.py))(?=\s)", drawing)
+    assert len(step) > 12
+    assert [each for each in step if not any((ROOT / root / each).exists() for root in _ROOTS)] == []
+    tree = PAGE.partition("## Folders")[2].split("```")[1]
+    package, absent = "", []
+    for line in tree.splitlines():
+        if line[:1].strip():
+            package = line.split()[0]
+        absent += [
+            each
+            for each in re.findall(r"(?:^|(?<=[ ;]))(?:[a-z_0-9]+/|[a-z_]+\.py)(?=[ ;,]|$)", line.removeprefix(package))
+            if not any((ROOT / package / folder / each).exists() for folder in ("", *re.findall(r"[a-z_0-9]+/", line)))
+        ]
+    assert absent == []
 
 
 def test_rows_that_name_what_is_not_there_are_found():
