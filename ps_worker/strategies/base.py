@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,21 +14,19 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_worker.data.samples import refuse_split_data
 from ps_worker.model.declare import checked_clip
-from ps_worker.strategies.clipping import clip_in_steps
-from ps_worker.strategies.fit.callbacks import Callback
-from ps_worker.strategies.fit.inputs import as_loader
-from ps_worker.strategies.fit.loop import Fit, History, evaluate
-from ps_worker.strategies.fit.settings import FitSettings, Loss
-from ps_worker.strategies.prepared import check_model, check_new, check_optimizer, check_without_closure
-from ps_worker.strategies.structures import mapped
+from ps_worker.strategies.fit import Callback, Fit, FitSettings, History, Loss, as_loader, evaluate
 
 T = TypeVar("T")
 
 REDUCTIONS = ("mean", "sum")
+
+#: Of torch; named, for importing FSDP takes its time.
+_WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
 
 
 class Strategy(ABC):
@@ -104,9 +103,9 @@ class Strategy(ABC):
         ConfigError for a model that is wrapped already, for arguments of a built optimizer and for a norm that is not
         positive and finite; UnsupportedOptimizer for an optimizer that this strategy cannot run or was given before.
         """
-        check_model(model)
-        check_optimizer(optimizer, arguments)
-        check_new(optimizer, self._optimizers.values())
+        _check_model(model)
+        _check_optimizer(optimizer, arguments)
+        _check_new(optimizer, self._optimizers.values())
         norm = checked_clip(clip_grad_norm) or None
         model.to(self.device)
         prepared, made = self._prepare(model, optimizer, tuple(schedulers), arguments, norm)
@@ -167,7 +166,7 @@ class Strategy(ABC):
 
     def place(self, value: T) -> T:
         """``value`` with every tensor in it on this replica's device."""
-        return mapped(lambda tensor: tensor.to(self.device, non_blocking=True), value)
+        return _mapped(lambda tensor: tensor.to(self.device, non_blocking=True), value)
 
     def accumulate(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A context for all backward passes before an optimizer step but the last: gradients are not averaged there."""
@@ -181,7 +180,7 @@ class Strategy(ABC):
         """
         if how.lower() not in REDUCTIONS:
             raise ConfigError("reduce() cannot do this", expected=" or ".join(REDUCTIONS), actual=how)
-        return mapped(lambda tensor: self._reduce(how.lower(), tensor.detach()), value, numbers=True)
+        return _mapped(lambda tensor: self._reduce(how.lower(), tensor.detach()), value, numbers=True)
 
     def _reduce(self, how: str, tensor: Tensor) -> Tensor:
         if how == "mean" and not tensor.is_floating_point():
@@ -276,7 +275,7 @@ class Strategy(ABC):
         optimizer = self._optimizers.get(model)
         if optimizer is None:
             raise ConfigError("fit() got a model that is not prepared", remedy="call model, optimizer = s.prepare(…)")
-        check_without_closure(optimizer)
+        _check_without_closure(optimizer)
         given = FitSettings(
             loss=loss,
             epochs=epochs,
@@ -313,3 +312,100 @@ class Strategy(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the other replicas. Safe to repeat."""
+
+
+def clip_in_steps(optimizer: torch.optim.Optimizer, norm: float) -> RemovableHandle:
+    """Clip all gradients of ``optimizer`` together to ``norm`` at the beginning of each of its steps.
+
+    Gradients are unscaled and averaged by then. The handle, which is a context, ends it.
+    """
+
+    def clip(stepped: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [p for group in stepped.param_groups for p in group["params"]]
+        # A fused step divides by GradScaler's scale itself, so here gradients still have it.
+        scale = getattr(stepped, "grad_scale", None)
+        torch.nn.utils.clip_grad_norm_(parameters, norm if scale is None else norm * float(scale))
+
+    return optimizer.register_step_pre_hook(clip)
+
+
+def _check_model(model: object) -> None:
+    """Raises ConfigError for what is no module, and for a model that another tool distributes already."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            "prepare() cannot train this",
+            expected="a torch.nn.Module",
+            actual=type(model).__name__,
+            remedy="give the module first, then the optimizer",
+        )
+    for name, module in model.named_modules():
+        wrapper = next((kind.__name__ for kind in type(module).__mro__ if _wraps(kind)), None)
+        if wrapper is not None:
+            raise ConfigError(
+                f"{name or 'the model'} is wrapped in {wrapper} already",
+                expected="the module itself",
+                actual=wrapper,
+                remedy="give prepare() the plain module: the strategy wraps it where that is needed",
+            )
+
+
+def _wraps(kind: type) -> bool:
+    return kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch.")
+
+
+def _check_optimizer(optimizer: object, arguments: Mapping[str, Any]) -> None:
+    """Raises UnsupportedOptimizer for what is none, ConfigError for arguments beside one that is built."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if arguments:
+            raise ConfigError(
+                "prepare() has an optimizer that is built, and arguments for a new one",
+                actual=", ".join(arguments),
+                remedy="set them where the optimizer is built, or give prepare() its class",
+            )
+    elif not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
+        raise UnsupportedOptimizer(
+            "prepare() has no optimizer",
+            expected="a class of torch.optim, or an optimizer",
+            actual=repr(optimizer)[:80],
+            remedy="call prepare(model, torch.optim.AdamW, lr=1e-3)",
+        )
+
+
+def _check_new(optimizer: object, prepared: Iterable[torch.optim.Optimizer]) -> None:
+    """Raises UnsupportedOptimizer for one of ``prepared``."""
+    if any(optimizer is each for each in prepared):
+        raise UnsupportedOptimizer(
+            "this optimizer was prepared before",
+            expected="an optimizer that prepare() was not given yet",
+            actual=type(optimizer).__name__,
+            remedy="use the model and optimizer that prepare() returned then",
+        )
+
+
+def _check_without_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raises UnsupportedOptimizer for one whose step needs a closure, such as LBFGS."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UnsupportedOptimizer(
+            "fit() makes steps without a closure",
+            expected="an optimizer whose step() needs none",
+            actual=type(optimizer).__name__,
+            remedy="write the loop with s.run() and optimizer.step(closure), or choose another optimizer",
+        )
+
+
+def _mapped(function: Callable[[Tensor], Tensor], value: T, *, numbers: bool = False) -> T:
+    """``value`` with ``function`` applied to every tensor in its mappings, lists and tuples.
+
+    With ``numbers`` plain numbers are tensors of one element to ``function``, and numbers again afterwards.
+    """
+    if isinstance(value, Tensor):
+        return function(value)  # type: ignore[return-value]  # a tensor for a tensor
+    if numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        return function(torch.tensor(value, dtype=torch.float64)).item()  # type: ignore[return-value]
+    if isinstance(value, Mapping):
+        return type(value)({key: _mapped(function, each, numbers=numbers) for key, each in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple | list):
+        parts = [_mapped(function, each, numbers=numbers) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

@@ -16,11 +16,8 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.times import LONG_PATIENCE_SECONDS
 from ps_worker.data.equal_batches import equal_share
 from ps_worker.session.device import check_device
-from ps_worker.strategies.base import Strategy
-from ps_worker.strategies.clipping import clip_in_steps
-from ps_worker.strategies.placement import Placement, placement
-from ps_worker.strategies.process_group import ProcessGroup, backend_for, lost_replicas
-from ps_worker.strategies.reductions import check_reduction, hook_of
+from ps_worker.strategies.base import Strategy, clip_in_steps
+from ps_worker.strategies.process_group import Placement, ProcessGroup, backend_for, lost_replicas, placement
 
 T = TypeVar("T")
 
@@ -49,9 +46,8 @@ class DataParallel(Strategy):
     """A replica per process, each with the whole model; gradients are averaged in the backward pass.
 
     ``devices``: how many of this host's GPUs are used, or the device of each replica of this host, or "cpu".
-    ``communication``: "gloo", "nccl", or "auto", which is nccl on GPUs. ``reduction``: how gradients are averaged
-    (``reductions``); None: as the backend does. ``timeout_seconds``: how long an exchange waits for the others.
-    ``module_options``: further arguments of DistributedDataParallel.
+    ``communication``: "gloo", "nccl", or "auto", which is nccl on GPUs. ``timeout_seconds``: how long an exchange waits
+    for the others. ``module_options``: further arguments of DistributedDataParallel.
     """
 
     def __init__(
@@ -59,7 +55,6 @@ class DataParallel(Strategy):
         *,
         devices: int | str | Sequence[str] | None = None,
         communication: str = "auto",
-        reduction: str | None = None,
         timeout_seconds: float = LONG_PATIENCE_SECONDS,
         module_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -68,8 +63,6 @@ class DataParallel(Strategy):
         place = placement(os.environ)
         self._check_place(place)
         self._device = self._device_of(place, devices)
-        check_reduction(reduction, place)
-        self._reduction = reduction
         self._module_options = dict(module_options or {})
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -112,10 +105,7 @@ class DataParallel(Strategy):
             return model, built
         devices = [self._device] if self._device.type == "cuda" else None
         with lost_replicas():
-            wrapped = ReplicatedModule(model, device_ids=devices, **self._module_options)
-            if self._reduction is not None:
-                wrapped.register_comm_hook(None, hook_of(self._reduction, self._group.place))
-        return wrapped, built
+            return ReplicatedModule(model, device_ids=devices, **self._module_options), built
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The module that was given to ``prepare``."""

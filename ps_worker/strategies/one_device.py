@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ps_worker.session.device import check_device
-from ps_worker.strategies.base import Strategy
-from ps_worker.strategies.clipping import clip_in_steps
+from ps_worker.strategies.base import Strategy, clip_in_steps
 
 
 class OneDevice(Strategy):

@@ -1,24 +1,105 @@
-"""The process group of data-parallel replicas: opened, used for small values, and closed here."""
+"""Which replica a process is, and the process group of all replicas: opened, used for values, and closed here."""
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ps_protocol import times
+from ps_protocol.cluster.replicas import STORE_VARIABLE
+from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError, ModelMismatch, Unavailable
-from ps_worker.strategies.placement import Placement
 
 COMMUNICATIONS = ("auto", "gloo", "nccl")
 
+_COUNTS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
 
 _LOST = "a replica was lost, or did not come to the same exchange"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Replica ``rank`` of ``replicas``; on its host ``local_rank`` of ``local_replicas``."""
+
+    rank: int = 0
+    replicas: int = 1
+    local_rank: int = 0
+    local_replicas: int = 1
+    #: As ``torch.distributed.init_process_group`` takes it; empty: there is one replica.
+    rendezvous: str = ""
+
+
+def placement(environ: Mapping[str, str]) -> Placement:
+    """Where this process is; one replica where nothing says otherwise. Raises ConfigError naming what is wrong."""
+    if environ.get("TF_CONFIG"):
+        return _of_tf_config(TfConfig.parse(environ["TF_CONFIG"], needs_ps=False))
+    if not environ.get("WORLD_SIZE") or not environ.get("RANK"):
+        return Placement()
+    rank, replicas = _count("RANK", environ), _count("WORLD_SIZE", environ)
+    local_rank = _count("LOCAL_RANK", environ, rank)
+    local_replicas = _count("LOCAL_WORLD_SIZE", environ, replicas)
+    if rank >= replicas or local_rank >= local_replicas or local_replicas > replicas:
+        raise ConfigError(
+            "the variables of this replica do not fit together",
+            expected="RANK below WORLD_SIZE, LOCAL_RANK below LOCAL_WORLD_SIZE",
+            actual=", ".join(f"{name}={environ.get(name, '')}" for name in _COUNTS),
+            remedy="start the script with ps-run --strategy or torchrun, which set them",
+        )
+    if replicas == 1:
+        return Placement()
+    return Placement(rank, replicas, local_rank, local_replicas, _rendezvous(environ))
+
+
+def _rendezvous(environ: Mapping[str, str]) -> str:
+    if environ.get(STORE_VARIABLE):
+        return f"file://{environ[STORE_VARIABLE]}"
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not environ.get(name):
+            raise ConfigError(
+                f"{name} is not set: the replicas cannot find each other",
+                remedy="start the script with ps-run --strategy or torchrun, which set it",
+            )
+    return "env://"
+
+
+def _count(name: str, environ: Mapping[str, str], default: int = 0) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise ConfigError(
+            f"{name} is not a whole number from 0",
+            actual=repr(text),
+            remedy="start the script with ps-run --strategy or torchrun, which set it",
+        )
+    return int(text)
+
+
+def _of_tf_config(tf: TfConfig) -> Placement:
+    """A chief is worker 0, as in TensorFlow; the first of them listens at its address."""
+    if tf.cluster.get("ps") or tf.task_type not in ("chief", "worker"):
+        raise ConfigError(
+            "this TF_CONFIG is not of a data-parallel job",
+            expected="a cluster of workers without ps, and a task that is a worker or the chief",
+            actual=f"task {tf.task_type} of a cluster of {', '.join(sorted(tf.cluster))}",
+            remedy="use the strategy parameter_server, which has shards and evaluators",
+        )
+    members = [*tf.cluster.get("chief", ()), *tf.cluster.get("worker", ())]
+    rank = tf.task_index + (len(tf.cluster.get("chief", ())) if tf.task_type == "worker" else 0)
+    if len(members) == 1:
+        return Placement()
+    host = members[rank].rpartition(":")[0]
+    local = [number for number, address in enumerate(members) if address.rpartition(":")[0] == host]
+    return Placement(rank, len(members), local.index(rank), len(local), f"tcp://{members[0]}")
 
 
 def backend_for(communication: str, device: torch.device) -> str:
@@ -78,42 +159,35 @@ class ProcessGroup:
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all replicas by rank; first dimensions may differ. Raises Unavailable, ModelMismatch."""
+        shapes = self._gather_objects(tuple(tensor.shape))
+        if len({len(shape) for shape in shapes}) > 1:
+            raise ModelMismatch("gather() got tensors with different numbers of dimensions")
+        if len({shape[1:] for shape in shapes}) > 1:
+            raise ModelMismatch(
+                "gather() got tensors that differ beyond their first dimension", actual=", ".join(map(str, shapes))
+            )
+        # Backends gather tensors of one shape.
+        longest = max(shape[0] for shape in shapes)
+        padded = tensor.new_zeros((longest, *tensor.shape[1:]))
+        padded[: tensor.shape[0]] = tensor
+        parts = [torch.empty_like(padded) for _ in shapes]
         with lost_replicas():
-            shape = torch.tensor(tensor.shape, dtype=torch.int64, device=tensor.device)
-            dimensions = torch.tensor([tensor.ndim], dtype=torch.int64, device=tensor.device)
-            if len(set(self._same_size(dimensions))) > 1:
-                raise ModelMismatch("gather() got tensors with different numbers of dimensions")
-            shapes = self._gathered(shape)
-            if len({tuple(each[1:].tolist()) for each in shapes}) > 1:
-                raise ModelMismatch(
-                    "gather() got tensors that differ beyond their first dimension",
-                    actual=", ".join(str(tuple(each.tolist())) for each in shapes),
-                )
-            longest = int(max(each[0] for each in shapes))
-            padded = tensor.new_zeros((longest, *tensor.shape[1:]))
-            padded[: tensor.shape[0]] = tensor
-            return [part[: int(each[0])] for part, each in zip(self._gathered(padded), shapes, strict=True)]
+            dist.all_gather(parts, padded)
+        return [part[: shape[0]] for part, shape in zip(parts, shapes, strict=True)]
 
     def common_seed(self) -> int:
         """Replica 0's torch seed, on all of them. Raises Unavailable."""
-        if self.alone:
-            return torch.initial_seed() % 2**62
-        device = self._device
-        seed = torch.tensor([torch.initial_seed() % 2**62], dtype=torch.int64, device=device)
-        with lost_replicas():
-            dist.broadcast(seed, src=0)
-        return int(seed)
+        seed = torch.initial_seed() % 2**62
+        return seed if self.alone else int(self._gather_objects(seed)[0])
 
     def verify_order(self, digest: bytes) -> None:
         """Raises ModelMismatch where the replicas have different orders of samples; Unavailable."""
-        mine = torch.tensor([int.from_bytes(digest, "big", signed=True)], dtype=torch.int64, device=self._device)
-        with lost_replicas():
-            found = self._same_size(mine)
-        if len(set(found)) > 1:
+        found = set(self._gather_objects(digest))
+        if len(found) > 1:
             raise ModelMismatch(
                 "the sampler yields another order on each replica: samples would be used twice and others never",
                 expected="the same order everywhere",
-                actual=f"{len(set(found))} different orders on {self.place.replicas} replicas",
+                actual=f"{len(found)} different orders on {self.place.replicas} replicas",
                 remedy="seed the sampler alike, such as with a torch.Generator and the epoch's number",
             )
 
@@ -129,17 +203,12 @@ class ProcessGroup:
             self._owned = False
             dist.destroy_process_group()
 
-    @property
-    def _device(self) -> torch.device:
-        return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-
-    def _gathered(self, tensor: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(tensor) for _ in range(self.place.replicas)]
-        dist.all_gather(parts, tensor.contiguous())
-        return parts
-
-    def _same_size(self, tensor: Tensor) -> list[int]:
-        return [int(part) for part in self._gathered(tensor)]
+    def _gather_objects(self, value: Any) -> list[Any]:
+        """A small value of every replica, by rank. Raises Unavailable."""
+        found: list[Any] = [None] * self.place.replicas
+        with lost_replicas():
+            dist.all_gather_object(found, value)
+        return found
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ps_protocol.cluster.replicas import STRATEGIES_GROUP, STRATEGY_VARIABLE
+from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError
 from ps_worker.session import uncaught
 from ps_worker.strategies.base import Strategy
-from ps_worker.strategies.choice import chosen_name
 
 _FOLDER = "ps_worker.strategies"
 
@@ -55,6 +55,20 @@ def strategy(name: str | None = None, **options: Any) -> Strategy:
                     remedy="leave it out, or choose a strategy that has it (docs/strategies.md)",
                 )
     return kind(**options)
+
+
+def chosen_name(environ: Mapping[str, str]) -> str:
+    """``PS_STRATEGY``, else what the other variables are for, else one_device. Raises ConfigError for TF_CONFIG."""
+    if environ.get(STRATEGY_VARIABLE):
+        return environ[STRATEGY_VARIABLE]
+    if environ.get("TF_CONFIG"):
+        tf = TfConfig.parse(environ["TF_CONFIG"], needs_ps=False)
+        return "parameter_server" if tf.cluster.get("ps") else "multi_worker_mirrored"
+    if environ.get("PS_COORDINATOR"):
+        return "parameter_server"
+    if environ.get("WORLD_SIZE") and environ.get("RANK"):
+        return "multi_worker_mirrored"
+    return "one_device"
 
 
 def _find(name: str) -> Callable[..., Strategy]:

@@ -11,7 +11,7 @@ import torch
 from ps_protocol.errors import ConfigError
 from ps_worker.strategies.base import Strategy
 from ps_worker.strategies.data_parallel import DataParallel
-from ps_worker.strategies.placement import Placement
+from ps_worker.strategies.process_group import Placement
 
 
 class TpuReplicas(DataParallel):

@@ -13,8 +13,7 @@ import torch_xla.runtime as xr
 from torch import Tensor, nn
 
 from ps_worker.data.equal_batches import equal_share
-from ps_worker.strategies.base import Strategy
-from ps_worker.strategies.clipping import clip_in_steps
+from ps_worker.strategies.base import Strategy, clip_in_steps
 
 
 class XlaReplicas(Strategy):

@@ -16,10 +16,16 @@ ROOT = Path(__file__).parents[2]
 
 PUBLIC = {
     "ps_worker",
-    *(
-        f"ps_worker.{name}"
-        for name in ("admin", "feed", "huggingface", "lightning", "optimizers", "ray", "rows", "security", "tables")
-    ),
+    "ps_worker.admin",
+    "ps_worker.feed",
+    "ps_worker.huggingface",
+    "ps_worker.lightning",
+    "ps_worker.optimizers",
+    "ps_worker.ray",
+    "ps_worker.rows",
+    "ps_worker.security",
+    "ps_worker.strategies.fit",
+    "ps_worker.tables",
 }
 
 PAGES = [

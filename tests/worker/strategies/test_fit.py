@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ps_worker
 from ps_worker import ConfigError, DamagedData
-from ps_worker.strategies.fit import loop
-from ps_worker.strategies.fit.accumulation import grouped
-from ps_worker.strategies.fit.callbacks import Callback, EarlyStopping
+from ps_worker.strategies import fit as fitting
+from ps_worker.strategies.fit import Callback, EarlyStopping, grouped
 from tests.end_to_end.training import net
 from tests.worker.jobs import running_job, together
 from tests.worker.strategies.replicas import Replicas
@@ -290,7 +289,7 @@ def test_replicas_are_seeded_apart_for_dropout(s, monkeypatch):
     seeds = []
     monkeypatch.setattr(type(s), "replicas", 2)
     monkeypatch.setattr(s, "seed_replica", seeds.append)
-    monkeypatch.setattr(loop.Fit, "run", lambda self, loader, validation: [])
+    monkeypatch.setattr(fitting.Fit, "run", lambda self, loader, validation: [])
     model, _ = s.prepare(net(), torch.optim.SGD, lr=0.1)
     s.fit(model, DataLoader(dataset()), loss=LOSS)
     assert seeds == [torch.initial_seed()]

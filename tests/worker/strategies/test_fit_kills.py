@@ -13,7 +13,7 @@ SCRIPT = """
 import pathlib, select
 import torch
 import ps_worker
-from ps_worker.strategies.fit.callbacks import Callback
+from ps_worker.strategies.fit import Callback
 
 CHECKPOINT = {checkpoint!r}
 

@@ -12,9 +12,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import ps_worker
 from ps_worker import ConfigError, ModelMismatch, Unavailable
-from ps_worker.strategies.placement import Placement
-from ps_worker.strategies.process_group import backend_for
-from ps_worker.strategies.reductions import REDUCTIONS, check_reduction, groups_of
+from ps_worker.strategies.process_group import Placement, backend_for
 from tests.end_to_end.training import loss_of, net
 from tests.worker.strategies import same_training
 from tests.worker.strategies.replicas import Replicas
@@ -38,9 +36,6 @@ def train_each_way(_: None) -> dict[str, Any]:
     torch.set_num_threads(1)
     with ps_worker.strategy("mirrored", devices="cpu") as first:
         found = {"backend": same_training.train(first), "built": same_training.train(first, built=True)}
-        for reduction in REDUCTIONS:
-            with ps_worker.strategy("mirrored", devices="cpu", reduction=reduction) as s:
-                found[reduction] = same_training.train(s)
         rank = first.rank
         return {
             "trained": found,
@@ -83,11 +78,11 @@ def _error(call) -> str:
     return ""
 
 
-def test_four_replicas_equal_one_process_however_gradients_are_reduced(replicas):
+def test_four_replicas_equal_one_process(replicas):
     wanted = same_training.alone()
     found = replicas(4, train_each_way).values()
     for replica in found:
-        assert set(replica["trained"]) == {"backend", "built", *REDUCTIONS}
+        assert set(replica["trained"]) == {"backend", "built"}
         for trained in replica["trained"].values():
             same_training.assert_same(trained, wanted)
         same_training.assert_clipped(replica["clipped"])
@@ -138,28 +133,7 @@ def test_a_script_that_is_run_alone_is_one_replica(monkeypatch):
         s.barrier()
 
 
-@pytest.mark.parametrize(
-    ("place", "groups"),
-    [
-        (Placement(0, 4, 0, 4), [[0, 1], [2, 3]]),
-        (Placement(0, 4, 0, 2), [[0, 1], [2, 3]]),
-        (Placement(0, 6, 0, 2), [[0, 1], [2, 3], [4, 5]]),
-        (Placement(0, 2, 0, 2), []),
-        (Placement(0, 3, 0, 3), []),
-        (Placement(0, 5, 0, 2), []),
-        (Placement(0, 2, 0, 1), []),
-    ],
-)
-def test_groups_of_a_hierarchical_copy(place, groups):
-    assert [list(each) for each in groups_of(place)] == groups
-    if not groups:
-        with pytest.raises(ConfigError, match="two groups of two replicas"):
-            check_reduction("hierarchical_copy", place)
-
-
-def test_an_unknown_reduction_or_communication_is_a_typed_error():
-    with pytest.raises(ConfigError, match="expected: ring, hierarchical_copy, reduce_to_one_device; actual: tree"):
-        ps_worker.strategy("mirrored", devices="cpu", reduction="tree")
+def test_an_unknown_communication_is_a_typed_error():
     with pytest.raises(ConfigError, match="expected: auto, gloo, nccl; actual: mpi"):
         ps_worker.strategy("mirrored", devices="cpu", communication="mpi")
 

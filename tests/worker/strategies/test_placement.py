@@ -8,8 +8,8 @@ import pytest
 
 from ps_protocol.cluster.replicas import STORE_VARIABLE
 from ps_worker import ConfigError
-from ps_worker.strategies.choice import chosen_name
-from ps_worker.strategies.placement import Placement, placement
+from ps_worker.strategies.process_group import Placement, placement
+from ps_worker.strategies.registry import chosen_name
 
 TORCHRUN = {
     "RANK": "3",

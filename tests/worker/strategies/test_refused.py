@@ -33,7 +33,7 @@ HERE = [
     ("central_storage", {"mode": "async"}, "has no option 'mode'"),
     ("mirrored", {"devices": 64}, "does not have these devices"),
     ("mirrored", {"devices": "cpu", "communication": "nccl"}, "nccl moves data between GPUs"),
-    ("mirrored", {"devices": "cpu", "reduction": "tree"}, "unknown reduction"),
+    ("mirrored", {"devices": "cpu", "reduction": "ring"}, "has no option 'reduction'"),
     ("tpu", {}, "no TPU that torch knows"),
 ]
 
