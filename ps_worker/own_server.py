@@ -44,14 +44,14 @@ class OwnServer:
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._child: Child | None = None
         self._not_started: OSError | None = None
-        self._told_to_end = False
+        self._ending = False
         #: Its exit code, once it is reaped. Nothing is sent to its process number from then on.
         self._code: int | None = None
         self._reaping = threading.Lock()
         self._settled = threading.Event()
         #: host:port, once it serves; empty before, and where it ended before.
         self.address = ""
-        #: How it ended by itself, or that it hung; empty: it runs, or was told to end.
+        #: How it ended by itself, or that it hung; empty: it runs, or was ended by ``end``.
         self.ended = ""
         started = threading.Event()
         arguments = (command, environment, watch, started)
@@ -84,7 +84,7 @@ class OwnServer:
 
     def end(self, grace_seconds: float) -> int:
         """SIGTERM, and SIGKILL where it lives ``grace_seconds`` later; its exit code, when it has ended."""
-        self._told_to_end = True
+        self._ending = True
         self._send(signal.SIGTERM)
         if not self.join(grace_seconds):
             self._send(signal.SIGKILL)
@@ -121,7 +121,7 @@ class OwnServer:
         self._pass_on(self._child.read_rest())
         if hung:
             self.ended = f"{self._name} hung and was killed: {hung}"
-        elif not self._told_to_end:
+        elif not self._ending:
             code = self._code or 0
             how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
             self.ended = f"{self._name} {how}"

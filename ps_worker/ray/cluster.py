@@ -134,7 +134,7 @@ class RayCluster:
         except PsError as unsaved:
             if error is None:
                 raise
-            # What ended the block is told.
+            # The error that ended the block is the one that is raised.
             log.error("checkpoint.failed", "no checkpoint: %s", unsaved)
 
     @property
@@ -187,7 +187,7 @@ class RayCluster:
         return worker_environment(self._plan, self.address, rank, "")
 
     def actor(self, role: str, index: int = 0) -> Any:
-        """Ray's handle of the process that has this place now: "coordinator", "shard", "standby" or "worker".
+        """Ray's handle of the actor that has this role now: "coordinator", "shard", "standby" or "worker".
 
         Raises ConfigError when there is none, also for the moment in which it is started again.
         """

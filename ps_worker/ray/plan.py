@@ -23,7 +23,7 @@ PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 """The strategies of Ray's placement groups."""
 
 PATIENCE_SECONDS = 600.0
-"""How long a worker waits for servers where nothing says otherwise: they are started again, by Ray on another node."""
+"""How long a worker waits for servers by default: they are started again, by Ray on another node."""
 
 ONE_CPU = MappingProxyType({"CPU": 1.0})
 HALF_A_CPU = MappingProxyType({"CPU": 0.5})
@@ -124,7 +124,7 @@ class RayPlan:
         return self.data_dir is not None
 
     def servers(self) -> list[ServerName]:
-        """Every server, the coordinator first. The number of its bundle is its place in this list."""
+        """Every server, the coordinator first. The number of its bundle is its index in this list."""
         kinds = (ServerKind.SHARD, ServerKind.STANDBY) if self.standbys else (ServerKind.SHARD,)
         members = [ServerName(kind, index) for kind in kinds for index in range(self.shards)]
         return [ServerName(ServerKind.COORDINATOR), *members]
@@ -229,7 +229,7 @@ def _amounts(bundle: Amounts, named: Iterable[str]) -> str:
 TIMEOUTS: Mapping[str, str] = MappingProxyType(
     {"PS_CONNECT_TIMEOUT": "connect_timeout_seconds", "PS_RECONNECT_TIMEOUT": "reconnect_timeout_seconds"}
 )
-"""The variables that say how long a worker waits for servers, and the settings of a plan that they come from."""
+"""The variables for how long a worker waits for servers, and the settings of a plan that they come from."""
 
 _STANDBYS = "standbys"
 

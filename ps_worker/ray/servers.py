@@ -62,7 +62,7 @@ class RayServers:
         self._actors: dict[ServerName, Any] = {}
         #: The call of each server that ends with it.
         self._serving: dict[Any, ServerName] = {}
-        #: The call of each actor that tells the host and the number of its server's process.
+        #: The call of each actor that returns the host and the number of its server's process.
         self._processes: dict[ServerName, Any] = {}
         #: Servers whose actors were killed because they hang, until these have ended.
         self._ending: set[ServerName] = set()
@@ -132,8 +132,8 @@ class RayServers:
         """Where it serves. Raises Unavailable."""
         left_seconds = max(1.0, deadline - time.monotonic())
         try:
-            told = self._actors[server].address.remote(left_seconds)
-            return str(ray.get(told, timeout=left_seconds + _CALL_SECONDS))
+            answer = self._actors[server].address.remote(left_seconds)
+            return str(ray.get(answer, timeout=left_seconds + _CALL_SECONDS))
         except GetTimeoutError:
             raise Unavailable(
                 f"Ray did not start the actor of {server} in time",
@@ -177,11 +177,11 @@ class RayServers:
 
     def _is(self, server: ServerName, lost: LostServer) -> bool:
         """Whether ``lost`` is the process that the present actor of ``server`` has started."""
-        told = self._processes.get(server) if server in self._actors else None
-        if told is None or not ray.wait([told], num_returns=1, timeout=0)[0]:
+        answer = self._processes.get(server) if server in self._actors else None
+        if answer is None or not ray.wait([answer], num_returns=1, timeout=0)[0]:
             return False
         with suppress(RayError):
-            return bool(tuple(ray.get(told)) == (lost.host, lost.pid))
+            return bool(tuple(ray.get(answer)) == (lost.host, lost.pid))
         return False
 
     def _on_end(self, call: Any) -> None:
@@ -215,7 +215,7 @@ class RayServers:
         self._due[server] = time.monotonic() + pause_seconds
 
     def _stop(self, servers: list[ServerName], seconds: float) -> str:
-        """Stop ``servers`` and end their actors; what one of them says of a checkpoint that was not written."""
+        """Stop ``servers`` and end their actors; the last lines of one that could not have a checkpoint written."""
         actors, unsaved = [self._actors[server] for server in servers], ""
         if stopping := [actor.stop.remote(seconds) for actor in actors]:
             ended, late = ray.wait(stopping, num_returns=len(stopping), timeout=seconds + _CALL_SECONDS)

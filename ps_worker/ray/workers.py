@@ -54,7 +54,7 @@ class RayWorkers:
         self._leaving: set[int] = set()
         #: Ranks whose function has returned since the job was scaled last.
         self._done: set[int] = set()
-        #: What the coordinator has told last, and whether a worker has ended since.
+        #: The newest order of the coordinator, and whether a worker has ended since.
         self._order = ScaleOrder()
         self._order_is_old = True
 
@@ -114,7 +114,7 @@ class RayWorkers:
         return self._order.finished or (bool(self._done) and not self._order.live_ranks)
 
     def _scale(self, order: ScaleOrder) -> None:
-        """Start and end what ``order`` says; it comes again and again."""
+        """Start and end workers as ``order`` requests; it comes again and again."""
         if order.number != self._order.number:
             self._done.clear()
         self._order, self._order_is_old = order, False
@@ -133,7 +133,7 @@ class RayWorkers:
             self._launch(rank)
 
     def _launch(self, rank: int) -> None:
-        # A task of the actor that is lost is not repeated by Ray: the new actor needs its place in the job first.
+        # Ray does not repeat a task of an actor that is lost: the new actor first needs the variables of the job.
         options = options_of(self._plan.worker_resources)
         if self._reservation is not None and rank < self._plan.workers:
             options = self._reservation.options(rank)
@@ -179,7 +179,7 @@ class RayWorkers:
             self._done.add(rank)
         except RayTaskError as error:
             raised = _of_the_function(error, rank)
-            # Servers that are away longer than the worker waits come back, and so does its place.
+            # Servers that are away longer than the worker waits come back, and the worker joins them again.
             if not isinstance(raised, Retryable | Fenced):
                 raise raised from error
             if not self._starts_again(rank, f"worker {rank} ended with {type(raised).__name__}: {raised}"):

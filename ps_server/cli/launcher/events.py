@@ -24,7 +24,7 @@ SCRIPTS = frozenset({ProcessRole.WORKER, ProcessRole.EVALUATOR})
 
 @dataclass(frozen=True, slots=True)
 class ProcessName:
-    """One place in the job; a restarted worker keeps it."""
+    """Names a process of the job; a restarted one keeps the name."""
 
     part: ProcessRole
     index: int = 0
@@ -46,7 +46,7 @@ class Exited:
     code: int
     #: Its peak memory, as the kernel counts it; 0: not known.
     peak_bytes: int = 0
-    #: How it ended, where the code does not tell.
+    #: How it ended, where the code does not show it.
     why: str = ""
 
 
@@ -64,31 +64,31 @@ class DeadlinePassed:
 
 @dataclass(frozen=True, slots=True)
 class WorkersWanted:
-    """Event: the coordinator asks for the workers of these ranks, which it has lost."""
+    """Event: the coordinator has lost the workers of these ranks, and requests them."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerHangs:
-    """Event: the process of a server lives, and serves no more."""
+    """Event: the process of a server lives, and no longer serves."""
 
     process: ProcessName
     why: str
-    #: Another process, which ps-run has not started, has its place.
+    #: A process that ps-run has not started has taken over its role.
     replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Event: the coordinator tells what is to run, and what the job has."""
+    """Event: the coordinator orders what is to run, and reports what the job has."""
 
     order: ScaleOrder
 
 
 @dataclass(frozen=True, slots=True)
 class CannotAsk:
-    """Event: the coordinator, which would tell what is to run, cannot be asked."""
+    """Event: the coordinator cannot be asked what is to run."""
 
 
 Event = CoordinatorReady | Exited | Interrupted | DeadlinePassed | WorkersWanted | ServerHangs | Scaled | CannotAsk

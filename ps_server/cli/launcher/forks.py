@@ -30,7 +30,7 @@ ANSWER_SECONDS = 10.0
 """A process that has imported all it needs forks within some tens of milliseconds."""
 
 _PR_SET_CHILD_SUBREAPER = 36
-_MAX_SAID_BYTES = 1 << 16
+_MAX_PRINTED_BYTES = 1 << 16
 
 
 class ForkState(enum.Enum):
@@ -45,15 +45,15 @@ class ForkServer:
     """Used by the main thread of ps-run, with which it ends. A lost one stays lost."""
 
     def __init__(self, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-        """Start it. ``environment``: what an interpreter and libraries read as they start. ``say`` is told its end."""
+        """Start it. ``environment``: what an interpreter and libraries read as they start. ``say``: shows its end."""
         self._say = say
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        #: What it writes; nobody waits for that.
-        self._said = os.memfd_create("ps-servers")
+        #: What it prints; nobody waits for that.
+        self._printed = os.memfd_create("ps-servers")
         program = [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), " " * ROOM_BYTES]
         with theirs:
-            self._popen = child.start(program, environment, self._said, (theirs.fileno(),))
+            self._popen = child.start(program, environment, self._printed, (theirs.fileno(),))
         self._state = ForkState.IMPORTING
 
     @property
@@ -79,10 +79,10 @@ class ForkServer:
     def fork(
         self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[int]
     ) -> int | None:
-        """The number of a new child of this process: a shard that is told ``arguments``, with ``environment``.
+        """The number of a new child of this process: a shard with ``arguments`` and ``environment``.
 
         ``program``: what it shows before its arguments. ``files``: its output, and what else it keeps open. None where
-        there is none: then this is lost. Waits for the fork.
+        there is none: then the fork server is lost. Waits for the fork.
         """
         ours, theirs = socket.socketpair()
         with ours, _adopting():
@@ -108,13 +108,13 @@ class ForkServer:
         self.end()
         self._popen.wait()
         self._socket.close()
-        os.close(self._said)
+        os.close(self._printed)
 
     def _lose(self, why: str) -> None:
         self._state = ForkState.LOST
         self._popen.kill()
-        said = os.pread(self._said, _MAX_SAID_BYTES, 0).decode(errors="replace").splitlines()
-        why = why or (said[-1] if said else "")
+        lines = os.pread(self._printed, _MAX_PRINTED_BYTES, 0).decode(errors="replace").splitlines()
+        why = why or (lines[-1] if lines else "")
         self._say(
             f"the process that shards are forked from is lost{f' ({why})' if why else ''}; shards go on without it"
         )
@@ -152,7 +152,7 @@ class ForkedChild(Child):
 
     @property
     def waits(self) -> bool:
-        """Whether it is not started yet, and a later ``poll`` starts it or tells its end."""
+        """Whether it is not started yet, and a later ``poll`` starts it or reports its end."""
         return self.pid is None and not self._told_end
 
     def send(self, signum: signal.Signals) -> None:

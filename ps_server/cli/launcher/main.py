@@ -26,7 +26,6 @@ from ps_server.cli.launcher.programs import Programs, Script
 from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, given_values, gpus, has_servers
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.screen import Screen
-from ps_server.cli.launcher.shard_options import shard_options
 from ps_server.cli.launcher.slurm.job import SlurmOptions, run_in_slurm, slurm_options
 from ps_server.cli.launcher.slurm.tasks import SlurmTask
 from ps_server.cli.launcher.slurm.tasks import workers_of as workers_of_tasks
@@ -191,7 +190,18 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
     help="Restart a coordinator or shards that ended too early, up to N times in total.  "
     f"[default: {SERVER_RESTARTS} if they keep their state on disk, else 0]",
 )
-@shard_options
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="Number of torch threads of each shard. OMP_NUM_THREADS sets that of workers.",
+)
+@click.option(
+    "--fork-shards/--no-fork-shards",
+    default=True,
+    show_default=True,
+    help="Fork the shards of this machine from one process that has imported their modules; without, each shard "
+    "imports them itself.",
+)
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),

@@ -42,7 +42,7 @@ from ps_server.cli.launcher.events import (
     WorkersWanted,
 )
 from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder
-from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
+from ps_server.cli.launcher.machines import JobProcess, Machines, ThisMachine
 from ps_server.cli.launcher.programs import (
     ASKS_FOR_WORKERS,
     ASKS_LAUNCHER,
@@ -82,10 +82,10 @@ class Runner:
         log_dir: Path | None = None,
         show_progress: bool = True,
         job_folder: JobFolder | None = None,
-        place: Place | None = None,
+        machines: Machines | None = None,
         requests: WorkerRequests | None = None,
     ) -> None:
-        """``place``: where processes are started; None: on this machine, with ``job_folder`` as the job's own.
+        """``machines``: where processes are started; None: on this machine, with ``job_folder`` as the job's own.
 
         ``requests``: asked from the start, where the coordinator's address is known then. Closed with the job.
         """
@@ -94,15 +94,15 @@ class Runner:
         self._environment = environment
         self._log_dir = log_dir
         self._folder = OwnFolder(RUN_FOLDERS)
-        #: None: there is no coordinator yet, or none to ask.
+        #: None: there is no coordinator to ask, or not yet.
         self._requests = requests
         if supervisor.coordinated:
-            asks = ASKS_LAUNCHER if place is None else ASKS_FOR_WORKERS
+            asks = ASKS_LAUNCHER if machines is None else ASKS_FOR_WORKERS
             programs = replace(programs, coordinator_settings={**programs.coordinator_settings, "engine": asks})
         self._programs = programs
         forks = programs.forks_shards and programs.servers[1] == SHARD
         self._machine = ThisMachine(self._folder.path, job_folder, forks=forks, say=screen.say)
-        self._place: Place = place or self._machine
+        self._machines: Machines = machines or self._machine
         self._progress_seconds = (LIVE_SECONDS if screen.interactive else LINE_SECONDS) if show_progress else None
         self._children: dict[ProcessName, JobProcess] = {}
         self._logs: dict[ProcessName, BinaryIO] = {}
@@ -112,10 +112,10 @@ class Runner:
         self._coordinator = ""
         self._poller: ProgressPoller | None = None
         self._code: int | None = None
-        #: Of this job alone; None: what the environment says.
+        #: Of this job alone; None: those that the environment names.
         self._certificates: CertificateFolder | None = None
         self._security = OFF
-        #: The status when the servers were told to stop.
+        #: The status before the servers were stopped.
         self._final: ClusterStatus | None = None
         self._looked = False
         self._begin = time.monotonic()
@@ -142,7 +142,7 @@ class Runner:
         """Make certificates and tokens where the job is to have its own; those of the environment count else."""
         if self._programs.tls:
             kept = self._programs.storage.data_dir if self._programs.keeps_state else None
-            path, names = (kept or self._folder.path) / CERTIFICATES, self._place.names
+            path, names = (kept or self._folder.path) / CERTIFICATES, self._machines.names
             self._certificates = certificates_in(path, self._programs.shards, names, self._programs.job)
             settings = self._certificates.settings(AccessRole.ADMIN.value, role=AccessRole.ADMIN)
             self._screen.say(f"certificates and tokens of this job are in {self._certificates.path}")
@@ -161,7 +161,7 @@ class Runner:
                         self._look_last()
                         if process.part is ProcessRole.SHARD:  # none is started any more
                             self._machine.end_forks()
-                    # It may have ended in the same moment as the process this answers.
+                    # It may have ended meanwhile.
                     if (child := self._children.get(process)) is not None:
                         child.send(signum)
                 case Say(text):
@@ -175,10 +175,10 @@ class Runner:
     def _start(self, process: ProcessName) -> None:
         try:
             if self._certificates is not None and process.part is ProcessRole.SHARD:
-                self._certificates.have_shard(process.index, self._place.names)
-            child = self._place.start(
+                self._certificates.have_shard(process.index, self._machines.names)
+            child = self._machines.start(
                 process,
-                self._programs.command(process, self._coordinator, self._place.ready_file()),
+                self._programs.command(process, self._coordinator, self._machines.ready_file()),
                 self._programs.environment(process, self._coordinator, self._environment),
                 security_environment(process, self._certificates),
                 self._log_of(process),
@@ -200,7 +200,7 @@ class Runner:
         """Seconds until the next timeout."""
         now = time.monotonic()
         due = [0.0 if self._unstarted else WATCH_SECONDS]
-        if self._place.look() or self._supervisor.stage is Stage.STARTING:
+        if self._machines.look() or self._supervisor.stage is Stage.STARTING:
             due.append(READY_POLL_SECONDS)
         if self._supervisor.deadline is not None:
             due.append(self._supervisor.deadline - now)
@@ -224,14 +224,14 @@ class Runner:
         if self._screen.broken:
             self._screen.broken = False
             events.append(Interrupted(signal.SIGPIPE))
-        if self._supervisor.stage is Stage.STARTING and (address := self._place.coordinator()):
+        if self._supervisor.stage is Stage.STARTING and (address := self._machines.coordinator()):
             self._coordinator = address
-            summary = self._programs.summary(goes_on=self._place.goes_on)
+            summary = self._programs.summary(goes_on=self._machines.goes_on)
             self._screen.say(f"coordinator at {self._coordinator}: {summary}")
             self._show_page()
             self._show_metrics()
             self._start_asking()
-            if self._place.goes_on:
+            if self._machines.goes_on:
                 events += self._kept_order()
             events.append(CoordinatorReady())
         for child in list(self._children.values()):
@@ -259,7 +259,7 @@ class Runner:
         return events
 
     def _kept_order(self) -> list[Event]:
-        """What the journal of the coordinator says that is to run, before the first of it is started."""
+        """What the job is to have, of the coordinator's journal: it counts before the first process is started."""
         try:
             with CoordinatorClient(self._coordinator, self._security) as client:
                 return [Scaled(client.get_order(LAST_LOOK_SECONDS))]
@@ -268,7 +268,7 @@ class Runner:
             return []
 
     def _hanging(self, lost: LostServer) -> ServerHangs | None:
-        """What it means if the process of a server that was lost is one of this job, and lives."""
+        """The event of a lost server whose process lives and is a child of this program; None: it is not."""
         child = self._children.get(ProcessName(ProcessRole.SHARD, lost.index)) if lost.role is Role.SHARD else None
         if child is None or child.pid != lost.pid:
             return None
@@ -297,7 +297,7 @@ class Runner:
             self._screen.say(f"the page asks for the token in {token}; have the browser trust {authority}")
 
     def _show_metrics(self) -> None:
-        """Say where Prometheus finds every process of the job."""
+        """Print where Prometheus finds every process of the job."""
         if self._programs.metrics_port is None:
             return
         try:
@@ -328,7 +328,7 @@ class Runner:
             self._screen.progress(status, now - self._begin)
 
     def _look_last(self) -> None:
-        """Get the final status before the first server is told to stop."""
+        """Get the final status before the first server is stopped."""
         if self._looked:
             return
         self._looked = True

@@ -52,7 +52,7 @@ COORDINATOR_START_SECONDS = 300.0
 """For the coordinator to serve; on a busy machine its imports take their time. One that fails ends by itself."""
 
 LATE_START_SECONDS = 30.0
-"""After that it is told that the coordinator is waited for."""
+"""After so long a message shows that the coordinator is waited for."""
 
 LEAVING_GRACE_SECONDS = 60.0
 """For a process that ends because the job is to have fewer: a worker ends after its step, a shard with a snapshot."""
@@ -76,7 +76,7 @@ class JobPlan:
     saves: bool = False
     #: There is a coordinator, which comes first; without one there are workers alone.
     coordinated: bool = True
-    #: Workers come and go; the job ends when the coordinator says that all have left after training.
+    #: Workers come and go; the job ends when the coordinator reports that all have left after training.
     elastic: bool = False
 
     def members(self) -> list[ProcessName]:
@@ -95,10 +95,10 @@ class Stage(enum.Enum):
     STARTING = "waiting for the coordinator"
     RUNNING = "workers run"
     EVALUATING = "workers are done, evaluators finish"
-    LEAVING = "workers and evaluators were told to end"
-    SAVING = "the coordinator was told to end, after a last checkpoint"
-    STOPPING = "shards were told to end"
-    CLOSING = "the coordinator was told to end"
+    LEAVING = "workers and evaluators end"
+    SAVING = "the coordinator ends, after a last checkpoint"
+    STOPPING = "shards end"
+    CLOSING = "the coordinator ends"
     FINISHED = "nothing lives"
 
 
@@ -208,7 +208,7 @@ class Supervisor(ABC):
         return [say, self._start(process, now)]
 
     def _on_workers_wanted(self, ranks: Iterable[int], now: float) -> list[Command]:
-        """Kill the workers of ``ranks`` that run here and will be started again; report the others."""
+        """Kill the workers of ``ranks`` that run here, as far as restarts are left for them."""
         commands: list[Command] = []
         #: By the restarts that they will use: some share them.
         ends: Counter[int] = Counter()
@@ -263,7 +263,7 @@ class Supervisor(ABC):
         signum: signal.Signals = signal.SIGTERM,
         grace_seconds: float = GRACE_SECONDS,
     ) -> list[Command]:
-        """Tell the scripts to end, with ``code`` as the exit code of all."""
+        """End the scripts; ``code`` is the exit code of the job."""
         self._exit_code = code
         self._pausing.clear()
         self.stage, self._stage_ends = Stage.LEAVING, now + grace_seconds
@@ -293,7 +293,7 @@ class JobSupervisor(Supervisor):
         self._plan = plan
         self._server_restarts = Restarts(plan.server_restarts)
         self._worker_restarts = Restarts(plan.worker_restarts)
-        #: Processes that were told to end because the job is to have fewer, and when they are killed.
+        #: Processes that end because the job is to have fewer, and when they are killed.
         self._leaving: dict[ProcessName, float] = {}
         #: Workers that have ended with code 0 since the job was scaled last, and are not started again.
         self._done: set[ProcessName] = set()
@@ -366,7 +366,7 @@ class JobSupervisor(Supervisor):
         if code or process.part in SERVERS:
             self.failures.append(how)
         if hung is not None and hung.replaced:
-            # It would be refused its place, and use up the restarts.
+            # A new one would be refused, and use up the restarts.
             return [Say(f"{how}; another process serves in its place"), *self._advance(now)]
         if process.part in SERVERS:
             return self._on_lost_server(process, code, how, now)
@@ -379,7 +379,7 @@ class JobSupervisor(Supervisor):
         )
 
     def _on_last_checkpoint(self, event: Exited) -> list[Command]:
-        """The coordinator, told to have it written, has ended."""
+        """The coordinator, which was to have it written, has ended."""
         self.unsaved = event.code != 0
         if not self.unsaved:
             return []
@@ -389,7 +389,7 @@ class JobSupervisor(Supervisor):
         return [Say(f"{how}: the last checkpoint was not written")]
 
     def _on_scaled(self, order: ScaleOrder, now: float) -> list[Command]:
-        """Start and end what ``order`` says; it comes again and again, the same or not."""
+        """Start and end processes as ``order`` requests; it comes again and again, the same or not."""
         if self.stage is Stage.STARTING:
             self._order = order
             return []
@@ -400,12 +400,12 @@ class JobSupervisor(Supervisor):
         self._order, self._order_is_old, self._asks = order, False, True
         commands: list[Command] = []
         if order.ranks is not None:
-            held = {ProcessName(ProcessRole.WORKER, rank) for rank in order.live_ranks} | self._done
+            taken = {ProcessName(ProcessRole.WORKER, rank) for rank in order.live_ranks} | self._done
             stays = order.ranks | order.done_ranks
-            commands += self._change(ProcessRole.WORKER, stays, order.ranks, held, now)
+            commands += self._change(ProcessRole.WORKER, stays, order.ranks, taken, now)
         if order.shards is not None:
-            held = {ProcessName(ProcessRole.SHARD, number) for number in order.live_shards}
-            commands += self._change(ProcessRole.SHARD, order.shards, order.added_shards, held, now)
+            taken = {ProcessName(ProcessRole.SHARD, number) for number in order.live_shards}
+            commands += self._change(ProcessRole.SHARD, order.shards, order.added_shards, taken, now)
         return [*commands, *self._advance(now)]
 
     def _change(
@@ -413,12 +413,12 @@ class JobSupervisor(Supervisor):
         part: ProcessRole,
         stays: Collection[int],
         begun: Collection[int],
-        held: Collection[ProcessName],
+        taken: Collection[ProcessName],
         now: float,
     ) -> list[Command]:
         """End the processes of ``part`` that are not in ``stays``, and start those of ``begun`` that are not there.
 
-        ``held``: places that need no process of this program.
+        ``taken``: numbers that need no process of this program.
         """
         commands: list[Command] = []
         for process in [each for each in self._pausing if each.part is part and each.index not in stays]:
@@ -429,7 +429,7 @@ class JobSupervisor(Supervisor):
             commands += [Say(f"{process} is ended: the job is to have fewer"), Send(process, signal.SIGTERM)]
         for number in sorted(begun):
             process = ProcessName(part, number)
-            if process not in self._live and process not in self._pausing and process not in held:
+            if process not in self._live and process not in self._pausing and process not in taken:
                 commands += [Say(f"{process} is started: the job is to have more"), self._start(process, now)]
         return commands
 

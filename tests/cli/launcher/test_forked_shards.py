@@ -24,7 +24,7 @@ from ps_protocol.launch.commands import SHARD
 from ps_server.cli.launcher import forks
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.forks import ForkedChild, ForkServer, ForkState
-from ps_server.cli.launcher.place import ThisMachine
+from ps_server.cli.launcher.machines import ThisMachine
 from tests.cli.launcher.jobs import ROOT, alive, wait_until
 from tests.cli.launcher.training import UNDISTURBED, Training
 
@@ -35,17 +35,17 @@ SHARDS = [ProcessName(ProcessRole.SHARD, index) for index in range(3)]
 
 
 class Machine:
-    """A place, and what it says."""
+    """The machine, and what it reports."""
 
     def __init__(self, folder: Path) -> None:
         self.said: list[str] = []
-        self.place = ThisMachine(folder, forks=True, say=self.said.append)
+        self.machine = ThisMachine(folder, forks=True, say=self.said.append)
         self.children: list[ForkedChild] = []
         self.lines: dict[int, list[str]] = {}
 
     def start(self, index: int = 0, *flags: str, **environment: str) -> ForkedChild:
         command = [*SHARD, "--shard", str(index), "--coordinator", "127.0.0.1:9", *FLAGS, *flags]
-        child = self.place.start(SHARDS[index], command, ENVIRONMENT | environment, {}, None)
+        child = self.machine.start(SHARDS[index], command, ENVIRONMENT | environment, {}, None)
         assert isinstance(child, ForkedChild)
         self.children.append(child)
         self.lines[child.output] = []
@@ -83,8 +83,8 @@ class Machine:
 
     @property
     def forks(self) -> ForkServer:
-        assert self.place._forks is not None
-        return self.place._forks
+        assert self.machine._forks is not None
+        return self.machine._forks
 
     def end_shards(self) -> None:
         for child in self.children:
@@ -93,12 +93,12 @@ class Machine:
 
     def close(self) -> None:
         self.end_shards()
-        self.place.close()
+        self.machine.close()
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A place whose shards are all forked from one process."""
+    """A machine whose shards are all forked from one process."""
     made = Machine(tmp_path_factory.mktemp("kept"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(forks, "MODULE", LIGHT)
@@ -212,7 +212,7 @@ def test_what_imports_write_is_in_the_output_of_every_shard(machine):
 def test_descriptors_that_it_inherits_stay_open_in_it(shared, tmp_path, monkeypatch):
     lock = tmp_path / "lock"
     with lock.open("w") as file:
-        monkeypatch.setattr(shared.place, "_server_descriptors", (file.fileno(),))
+        monkeypatch.setattr(shared.machine, "_server_descriptors", (file.fileno(),))
         _, told = shared.begun()
     assert str(lock) in told["descriptors"]
 
@@ -221,12 +221,12 @@ def test_it_waits_until_it_can_be_forked_and_a_signal_before_that_is_its_end(mac
     child = machine.start(0)
     os.kill(machine.forks.pid, signal.SIGSTOP)
     assert child.waits
-    assert machine.place.look()
+    assert machine.machine.look()
     assert child.poll() is None
     child.send(signal.SIGTERM)
-    assert machine.place.look()
+    assert machine.machine.look()
     assert machine.end_of(child) == (-signal.SIGTERM, [])
-    assert not machine.place.look()
+    assert not machine.machine.look()
     assert machine.said == []
 
 
@@ -234,7 +234,7 @@ def test_shards_outlive_what_they_were_forked_from_and_the_next_one_has_a_new_on
     first, _ = machine.begun(0)
     lost = machine.forks
     os.kill(lost.pid, signal.SIGKILL)
-    wait_until(lambda: machine.place.look() or machine.said, "that is noticed")
+    wait_until(lambda: machine.machine.look() or machine.said, "that is noticed")
     assert machine.said == ["the process that shards are forked from is lost; shards go on without it"]
     _, told = machine.begun(1)
     assert machine.forks is not lost
@@ -293,10 +293,10 @@ def test_one_that_was_ended_is_not_lost(machine):
     child, _ = machine.begun(0)
     forks = machine.forks
     for _ in range(2):
-        machine.place.end_forks()
+        machine.machine.end_forks()
     assert forks.look() is ForkState.LOST
     wait_until(lambda: not alive(forks.pid), "it has ended")
-    assert not machine.place.look()
+    assert not machine.machine.look()
     assert machine.said == []
     assert child.poll() is None
 

@@ -21,7 +21,7 @@ from ps_server.cli.launcher.job_folder import LOCK
 PROGRAM = "ps_server.cli.launcher.hosts.host_program"
 
 SILENCE_SECONDS = 60.0
-"""A host of which nothing was heard for so long counts as lost, and so does ps-run on a host."""
+"""A host that was silent for so long counts as lost, and so does ps-run on a host."""
 
 CONNECT_SECONDS = 20
 
@@ -33,7 +33,7 @@ _OPENSSH = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class HostsJob:
-    """What a job on several hosts is told."""
+    """A job on several hosts."""
 
     #: The host of each process; the first host is the coordinator's.
     placed: Mapping[ProcessName, HostEntry]
@@ -122,7 +122,7 @@ class Fleet:
         return self._links[self._job.hosts[0].name].coordinator or None
 
     def look(self) -> bool:
-        """As in ``Place``: no process waits."""
+        """As of ``Machines``: no process waits."""
         return False
 
     def start(

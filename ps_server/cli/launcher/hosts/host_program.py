@@ -1,7 +1,7 @@
 """What ps-run starts on each host over ssh: starts, reads, signals and reaps the processes of the job there.
 
-It ends, and with it every process that it started, when its standard input closes, when nothing was heard of ps-run
-for a while, and at SIGTERM, SIGHUP and SIGINT. If it is killed, the kernel ends its children.
+It ends, and with it every process that it started, when its standard input closes, when ps-run is silent for a while,
+and at SIGTERM, SIGHUP and SIGINT. If it is killed, the kernel ends its children.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ps_server.cli.launcher.hosts.messages import (
     unpack,
 )
 from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder
-from ps_server.cli.launcher.place import ThisMachine
+from ps_server.cli.launcher.machines import ThisMachine
 from ps_server.cli.launcher.signals import SignalPipe
 
 FIRST_SILENCE_SECONDS = 60.0
@@ -68,7 +68,7 @@ class HostProgram:
         self._children: dict[ProcessName, Child] = {}
         #: Children whose output has ended.
         self._quiet: set[ProcessName] = set()
-        #: Children that hang, which ps-run was told.
+        #: Children that hang, and that ps-run knows of.
         self._hanging: set[ProcessName] = set()
         self._folder = Path()
         self._machine = ThisMachine(self._folder)
@@ -220,7 +220,7 @@ class HostProgram:
         return True
 
     def _look(self) -> None:
-        """Tell when the coordinator serves, and that this side is there."""
+        """Report when the coordinator serves, and that this side is there."""
         if self._starts_coordinator and (address := self._machine.coordinator()):
             self._starts_coordinator = False
             self._send(Serving(address))

@@ -28,7 +28,7 @@ from ps_server.cli.options.common import clean_errors
 
 @dataclass(frozen=True, slots=True)
 class HostsOptions:
-    """Where a job on several hosts runs."""
+    """The hosts of a job, and how they are reached."""
 
     hosts: tuple[HostEntry, ...]
     ssh: str = "ssh"
@@ -173,11 +173,11 @@ def run_on_hosts(
         if fleet.goes_on:
             screen.say(f"continuing from the state in {fleet.identity}; use another --data-dir to begin a new job")
         screen.say(f"hosts: {describe(job)}")
-        return Runner(supervisor, programs, screen, environment, log_dir, show_progress, place=fleet).run()
+        return Runner(supervisor, programs, screen, environment, log_dir, show_progress, machines=fleet).run()
 
 
 def _most_workers(programs: Programs) -> int:
-    """How many workers have a place: every one that the job may have."""
+    """How many workers get a slot: all that the job may have."""
     return programs.workers if programs.worker_range is None else programs.worker_range.most
 
 

@@ -46,23 +46,23 @@ class RemoteProcess(OutputPipe):
     """
 
     def __init__(
-        self, name: ProcessName, log: BinaryIO | None, tell: Callable[[signal.Signals], None], lose: Callable[[], None]
+        self, name: ProcessName, log: BinaryIO | None, send: Callable[[signal.Signals], None], lose: Callable[[], None]
     ) -> None:
-        """``tell`` has it sent a signal; ``lose`` ends the connection to its host, and so the process."""
+        """``send`` sends it a signal; ``lose`` ends the connection to its host, and so the process."""
         super().__init__(log)
         self.name = name
         self.peak_bytes = 0
-        #: How it ended, where its exit code does not tell.
+        #: How it ended, where its exit code does not show it.
         self.why = ""
         #: On its host; None: not known yet.
         self.pid: int | None = None
         self._hangs = ""
         self._code: int | None = None
-        self._tell, self._lose = tell, lose
+        self._send, self._lose = send, lose
 
     def send(self, signum: signal.Signals) -> None:
         """As of a child."""
-        self._tell(signum)
+        self._send(signum)
 
     def poll(self) -> int | None:
         """As of a child."""
@@ -89,7 +89,7 @@ class RemoteProcess(OutputPipe):
         self.pid = pid
 
     def hanging(self, why: str) -> None:
-        """Its host says that it hangs."""
+        """Its host reports that it hangs."""
         self._hangs = why
 
     def ended(self, code: int, peak_bytes: int = 0, why: str = "") -> None:
@@ -111,22 +111,22 @@ _SSH_REMEDIES = (
     ("Permission denied", "let this user log in with a key that asks for no password (ssh-copy-id, ssh-agent)"),
     ("Could not resolve hostname", "correct the name, or give it an entry in ~/.ssh/config"),
 )
-"""What ssh says where a setting has to change; everything else may pass."""
+"""What ssh prints where a setting has to change; every other failure may pass."""
 
 
-def failure(host: str, python: str, code: int | None, said: str) -> PsError:
-    """Why there is no program of ps-run on ``host``: ``code`` is the exit code of ssh, ``said`` what it wrote.
+def failure(host: str, python: str, code: int | None, printed: str) -> PsError:
+    """Why there is no program of ps-run on ``host``: ``code`` is the exit code of ssh, ``printed`` what it wrote.
 
     ``code`` None: it was ended, because nothing came.
     """
-    words = " / ".join(printable(line) for line in said.strip()[-_TAIL_CHARACTERS:].splitlines())
+    words = " / ".join(printable(line) for line in printed.strip()[-_TAIL_CHARACTERS:].splitlines())
     if code is None:
         return Unavailable(
             f"{host}: no answer over ssh", actual=words, remedy="see whether ssh reaches it, or give --ssh its options"
         )
     if code == SSH_FAILED:
         for sign, remedy in _SSH_REMEDIES:
-            if sign in said:
+            if sign in printed:
                 return ConfigError(f"{host}: ssh failed", actual=words, remedy=remedy)
         return Unavailable(
             f"{host}: ssh failed",
@@ -137,7 +137,7 @@ def failure(host: str, python: str, code: int | None, said: str) -> PsError:
         return ConfigError(
             f"{host}: no interpreter {python}", actual=words, remedy="name the one of that host with --python"
         )
-    if "ModuleNotFoundError" in said or "No module named" in said:
+    if "ModuleNotFoundError" in printed or "No module named" in printed:
         return ConfigError(
             f"{host}: torch-ps is not installed for {python}, or is another version",
             actual=words,
@@ -161,12 +161,12 @@ def other_version(host: str, theirs: str, ours: str) -> PsError:
 
 
 _READ_BYTES = 1 << 16
-_MOST_SAID_BYTES = 1 << 14
+_MOST_PRINTED_BYTES = 1 << 14
 _END_SECONDS = 5.0
 
 
 class HostLink:
-    """Made, told and closed by the runner's thread, with whose end ssh ends; its own thread reads.
+    """Made, written to and closed by the runner's thread, with whose end ssh ends; a thread of its own reads.
 
     It fails as a whole: then every process that it has started counts as ended.
     """
@@ -182,7 +182,7 @@ class HostLink:
         #: Messages for after Ready; None: it is ready.
         self._held: list[bytes] | None = []
         self._closed = False
-        self._said = b""
+        self._printed = b""
         self._reader: FrameReader | None = None
         self._noise = b""
         self._sending, self._state = threading.Lock(), threading.Lock()
@@ -207,7 +207,7 @@ class HostLink:
     def start(self, launch: Launch, log: BinaryIO | None) -> RemoteProcess:
         """Start a process there, as soon as the host is ready."""
         name = launch.process
-        process = RemoteProcess(name, log, lambda signum: self._tell(SendSignal(name, signum)), self.close)
+        process = RemoteProcess(name, log, lambda signum: self._send_message(SendSignal(name, signum)), self.close)
         with self._state:
             lost = self._closed
             if not lost:
@@ -215,7 +215,7 @@ class HostLink:
         if lost:
             process.ended(SSH_FAILED, why=self._lost_words())
         else:
-            self._tell(launch)
+            self._send_message(launch)
         return process
 
     def leave(self) -> None:
@@ -233,7 +233,7 @@ class HostLink:
                 os.killpg(self._popen.pid, signal.SIGKILL)
             self._thread.join(_END_SECONDS)
 
-    def _tell(self, message: Message) -> None:
+    def _send_message(self, message: Message) -> None:
         data = pack(message)
         with self._sending:
             if self._held is not None:
@@ -242,7 +242,7 @@ class HostLink:
                 self._write(data)
 
     def _write(self, data: bytes) -> None:
-        """With ``_sending`` held. What cannot be sent is lost with the connection."""
+        """Called under ``_sending``. What cannot be sent is lost with the connection."""
         assert self._popen.stdin is not None
         view = memoryview(data)
         with suppress(OSError, ValueError):
@@ -259,8 +259,8 @@ class HostLink:
                 os.killpg(self._popen.pid, signal.SIGKILL)
         code = self._exit_code()
         self._read_last_words()
-        said = self._said.decode("utf-8", "replace")
-        error = error or failure(self._begin.host, self._python, None if code == -signal.SIGKILL else code, said)
+        printed = self._printed.decode("utf-8", "replace")
+        error = error or failure(self._begin.host, self._python, None if code == -signal.SIGKILL else code, printed)
         with self._state:
             self._closed, self._error = True, error
             processes, self._processes = list(self._processes.values()), {}
@@ -287,7 +287,7 @@ class HostLink:
         assert self._popen.stderr is not None
         with suppress(BlockingIOError):
             while data := os.read(self._popen.stderr.fileno(), _READ_BYTES):
-                self._said = (self._said + data)[-_MOST_SAID_BYTES:]
+                self._printed = (self._printed + data)[-_MOST_PRINTED_BYTES:]
 
     def _lost_words(self) -> str:
         return f"was lost with the connection to {self._begin.host} ({self._error})"
@@ -307,7 +307,7 @@ class HostLink:
                     if not data:
                         selector.unregister(key.fileobj)
                     elif key.fileobj is self._popen.stderr:
-                        self._said = (self._said + data)[-_MOST_SAID_BYTES:]
+                        self._printed = (self._printed + data)[-_MOST_PRINTED_BYTES:]
                     else:
                         self._heard = time.monotonic()
                         self._feed(data)
@@ -317,7 +317,7 @@ class HostLink:
 
     def _silent(self) -> PsError:
         if not self.ready.done():
-            return failure(self._begin.host, self._python, None, self._said.decode("utf-8", "replace"))
+            return failure(self._begin.host, self._python, None, self._printed.decode("utf-8", "replace"))
         return Unavailable(
             f"{self._begin.host}: nothing was heard for {self._begin.silence_seconds:g} s",
             remedy="see whether the host and the network to it are well",
@@ -336,10 +336,10 @@ class HostLink:
             self._noise += data
             before, found, rest = self._noise.partition(BEGINNING)
             if not found:
-                self._noise = self._noise[-_MOST_SAID_BYTES:]
+                self._noise = self._noise[-_MOST_PRINTED_BYTES:]
                 return
-            # What the login shell printed: told if the connection fails.
-            self._said = (before + self._said)[-_MOST_SAID_BYTES:]
+            # What the login shell printed: part of the error if the connection fails.
+            self._printed = (before + self._printed)[-_MOST_PRINTED_BYTES:]
             self._reader, data = FrameReader(), rest
         for fields, payload in self._reader.feed(data):
             self._handle(unpack(fields, payload))

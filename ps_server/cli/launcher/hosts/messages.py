@@ -67,12 +67,12 @@ def _no_frame(actual: str) -> InvalidRequest:
 
 
 READY_FILE = "{ready file}"
-"""Stands in a command for the path of the ready file, which the host chooses."""
+"""In a command: the path of the ready file, which the host chooses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Host: the first message, before anything was asked."""
+    """Host: the first message."""
 
     kind: ClassVar = "hello"
     version: str
@@ -80,7 +80,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """ps-run: what the job is. The host answers with Ready or Refused."""
+    """ps-run: the job. The host answers with Ready or Declined."""
 
     kind: ClassVar = "begin"
     #: Name of the host in this job.
@@ -91,7 +91,7 @@ class Begin:
     data_dir: str
     #: Name of the lock in the data directory, which hosts may share.
     lock_name: str
-    #: Ends when nothing was heard of the other side for so long.
+    #: A side ends when the other one was silent for so long.
     silence_seconds: float
     #: Where servers of this host write checkpoints; empty: nowhere.
     checkpoint_dir: str = ""
@@ -192,7 +192,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Both: nothing, but that this side is there."""
+    """Both: this side is there."""
 
     kind: ClassVar = "alive"
 

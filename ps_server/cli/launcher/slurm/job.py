@@ -81,7 +81,7 @@ def slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class TaskPrograms(Programs):
-    """The programs of one task: the coordinator's address is known before it serves."""
+    """The programs of one task, which knows the coordinator's address before that serves."""
 
     coordinator_address: str = ""
     certificates: CertificateFolder | None = None

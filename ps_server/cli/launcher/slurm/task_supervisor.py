@@ -11,7 +11,7 @@ from ps_server.cli.launcher.events import SCRIPTS, SERVERS, Command, Exited, Pro
 from ps_server.cli.launcher.supervisor import GRACE_SECONDS, Stage, Supervisor, how_it_ended, shell_code
 
 SERVER_DELAY_SECONDS = 5.0
-"""Servers outlive a signal by so much, for the workers of all tasks to leave them."""
+"""Servers outlive a signal by so much, so that the workers of all tasks can leave."""
 
 SERVER_GRACE_SECONDS = 20.0
 """Between SIGTERM and SIGKILL for servers: together with the delay below Slurm's usual KillWait of 30 s."""

@@ -145,8 +145,8 @@ def processes_of(layout: TaskLayout, number: int, tasks: int, shards: int) -> li
     coordinator = [ProcessName(ProcessRole.COORDINATOR)] if number == 0 else []
     if layout is TaskLayout.TOGETHER:
         # Dealt over the tasks at equal distances, and so over the nodes.
-        held = [shard for shard in range(shards) if shard * tasks // max(shards, 1) % tasks == number]
-        beside = [ProcessName(ProcessRole.SHARD, shard) for shard in held]
+        own = [shard for shard in range(shards) if shard * tasks // max(shards, 1) % tasks == number]
+        beside = [ProcessName(ProcessRole.SHARD, shard) for shard in own]
         return [*coordinator, *beside, ProcessName(ProcessRole.WORKER, number)]
     if number == 0:
         return coordinator

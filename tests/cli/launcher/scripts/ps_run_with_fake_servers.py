@@ -17,22 +17,22 @@ from ps_protocol.client.worker_requests import LostServer, Wanted
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PermissionDenied
+from ps_server.cli.launcher import machines, runner
 from ps_server.cli.launcher import main as entry
-from ps_server.cli.launcher import place, runner
 
 fake = (sys.executable, str(Path(__file__).with_name("fake_server.py")))
 entry.Programs = functools.partial(entry.Programs, servers=(fake, fake))
 wants = os.environ.get("WANTS")
 times.HANGS_SECONDS = float(os.environ.get("SILENT", "2"))
 if refused := os.environ.get("REFUSED"):
-    child = place.Child
+    child = machines.Child
 
     def started(process, *arguments, **options):
         if str(process) == refused:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return child(process, *arguments, **options)
 
-    place.Child = started
+    machines.Child = started
 
 
 def LOST(pid):

@@ -1,4 +1,4 @@
-"""Where ps-run starts processes: this machine, or the hosts of ``hosts/``."""
+"""The machines on which ps-run starts processes: this one, or the hosts of ``hosts/``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobProcess(Protocol):
 
     name: ProcessName
     peak_bytes: int
-    #: How it ended, where its exit code does not tell.
+    #: How it ended, where its exit code does not show it.
     why: str
     #: Its number on its host; None: not known.
     pid: int | None
@@ -50,8 +50,8 @@ class JobProcess(Protocol):
         """Kill it."""
 
 
-class Place(Protocol):
-    """What the runner asks of the place where it starts processes."""
+class Machines(Protocol):
+    """What the runner asks of the machines on which it starts processes."""
 
     @property
     def goes_on(self) -> bool:
@@ -78,7 +78,7 @@ class Place(Protocol):
         """Start ``process``. ``secured``: variables of its own certificate and token, which name files of ps-run."""
 
     def look(self) -> bool:
-        """Notice what has happened; whether a process that was started waits, and begins with a later ``poll``."""
+        """Whether a process was started that only a later ``poll`` begins."""
 
 
 class ThisMachine:
@@ -94,7 +94,7 @@ class ThisMachine:
         forks: bool = False,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``folder``: of this start of ps-run. ``say`` is told when the process that shards are forked from is lost."""
+        """``folder``: of this start of ps-run. ``say``: shows that the process that shards are forked from is lost."""
         self._ready_file = folder / "coordinator"
         #: Inherited by every server, so that the next ps-run sees that one is still alive.
         self._server_descriptors = () if job_folder is None else (job_folder.lock,)
@@ -109,7 +109,7 @@ class ThisMachine:
         return str(self._ready_file)
 
     def coordinator(self) -> str | None:
-        """The address in the ready file."""
+        """The address in the ready file; None: there is none yet."""
         return self._ready_file.read_text().strip() if self._ready_file.exists() else None
 
     def start(
@@ -120,7 +120,7 @@ class ThisMachine:
         secured: Mapping[str, str],
         log: BinaryIO | None,
     ) -> Child:
-        """As in ``Place``."""
+        """As of ``Machines``."""
         inherited = self._server_descriptors if process.part in SERVERS else ()
         if self._forking and process.part in SERVERS:
             forks = self._living_forks(environment)
@@ -132,7 +132,7 @@ class ThisMachine:
         return Child(process, command, {**environment, **secured}, log, inherited, _WATCHES.get(process.part))
 
     def look(self) -> bool:
-        """As in ``Place``."""
+        """As of ``Machines``."""
         if self._forks is not None:
             self._forks.look()
         return any(child.waits for child in self._forked.values())
@@ -143,12 +143,12 @@ class ThisMachine:
             self._forks.end()
 
     def close(self) -> None:
-        """End what it has started beside the processes, which have ended."""
+        """End the process that shards are forked from. All others have ended."""
         if self._forks is not None:
             self._forks.close()
 
     def _living_forks(self, environment: Mapping[str, str]) -> ForkServer:
-        """The process that shards are forked from: a new one in the place of one that is lost."""
+        """The process that shards are forked from: a new one where the last one is lost."""
         if self._forks is not None and self._forks.look() is ForkState.LOST:
             self._forks.close()
             self._forks = None
