@@ -9,8 +9,6 @@ import os
 import socket
 import sys
 
-TIMEOUT_SECONDS = 3.0
-
 USAGE = """Usage: python -m ps_server.health HOST:PORT [SERVICE]
 
 Ask the server at HOST:PORT whether it serves. SERVICE is a full protobuf name; without it the whole server.
@@ -31,7 +29,7 @@ class NotServing(Exception):
     """The server does not serve, or nothing that answers like one is there; the text says what."""
 
 
-def check(address: str, service: str = "", timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+def check(address: str, service: str = "", timeout_seconds: float = 3.0) -> None:
     """Return when the server at ``address`` says that ``service`` (empty: all of it) is serving.
 
     Raises NotServing when it says otherwise, does not know the service, or does not answer within the time.

@@ -27,8 +27,6 @@ from ps_server.log.segments import LogSegment, SegmentFolder
 PRESSED_SECONDS = 5.0
 """How long a push waits for a snapshot before it is refused, to be tried again."""
 
-_PRESSED_LOOK_SECONDS = 0.01
-
 
 @dataclass(frozen=True, slots=True)
 class Saved:
@@ -149,7 +147,7 @@ class DurableLog:
             self.pressed = True
             if time.monotonic() > until:
                 raise self._at_limit(self._bound_bytes)
-            await asyncio.sleep(_PRESSED_LOOK_SECONDS)
+            await asyncio.sleep(0.01)
 
     def _at_limit(self, bound_bytes: int) -> StorageFull:
         failed = self.snapshot_failure

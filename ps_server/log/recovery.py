@@ -28,8 +28,6 @@ from ps_server.state.region import Region
 
 logger = EventLogger(__name__)
 
-_TOLD_EVERY_SECONDS = 2.0
-
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
@@ -95,7 +93,7 @@ def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool)
     for record in scan:
         _take(replay, record, folder, careful)
         number = record.number
-        if time.monotonic() - told > _TOLD_EVERY_SECONDS:
+        if time.monotonic() - told > 2.0:
             told = time.monotonic()
             logger.info("recovery", "shard %d: replaying its log, at record %d", shard, number)
     if head and number > after:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from ps_protocol import times
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.logs import EventLogger
 from ps_server.page.messages import PageState, Viewer
 
 logger = EventLogger(__name__)
 
-TICK_SECONDS = 0.5
-"""Between two looks."""
-
-ANSWER_SECONDS = 5.0
-"""How long one look may take; viewers are told nothing meanwhile, and their page says so."""
 
 VIEWERS = 64
 """The most that are served at a time."""
@@ -72,7 +68,7 @@ class Broadcast:
         answers = True
         while True:
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):
+                async with asyncio.timeout(times.REPEATED_CALL_SECONDS):
                     history = await self._source()
             except TimeoutError:
                 if answers:
@@ -83,4 +79,4 @@ class Broadcast:
                 self._state = PageState.of(history)
                 news, self._news = self._news, asyncio.Event()
                 news.set()
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(0.5)

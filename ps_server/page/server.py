@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ps_protocol import times
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import EventLogger
@@ -25,14 +26,10 @@ logger = EventLogger(__name__)
 
 _CONNECTIONS = 4 * VIEWERS
 
-REQUEST_SECONDS = 10.0
-"""How long a client may take for one request, from its connection or the answer before to the request's last byte."""
 
 WAITING = VIEWERS
 """Connections that have no whole request yet; of more than these the one that has waited longest is closed."""
 
-_IDLE_SECONDS = 5
-_GRACE_SECONDS = 1
 _BACKLOG = 128
 
 
@@ -95,8 +92,8 @@ class PageServer:
             access_log=False,
             server_header=False,
             limit_concurrency=_CONNECTIONS,
-            timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
         )
         config.load()
         # A browser has no certificate, most of the time: it shows a token, which PageAccess wants then.
@@ -160,7 +157,7 @@ class _PeerProtocol(H11Protocol):
         if self._limit is not None:
             self._limit.cancel()
         self._waits_since = self.loop.time()
-        self._limit = self.loop.call_later(REQUEST_SECONDS, self._end_if_late)
+        self._limit = self.loop.call_later(times.REQUEST_SECONDS, self._end_if_late)
 
     def _end_if_late(self) -> None:
         if self.waits:

@@ -30,8 +30,6 @@ logger = EventLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
-LOG_SECONDS = 1.0
-"""A refusal of one peer is logged at most once in this time."""
 
 _MOST_PEERS = 1000
 
@@ -79,7 +77,7 @@ class PeerLogLimit:
     def allows(self, peer: str) -> bool:
         """Whether a record about ``peer`` (ipv4:10.0.0.5:1234) is due; its port does not count."""
         host, now = peer.rpartition(":")[0] or peer, self._clock()
-        if now - self._last.get(host, float("-inf")) < LOG_SECONDS:
+        if now - self._last.get(host, float("-inf")) < 1.0:
             return False
         if len(self._last) >= _MOST_PEERS:
             self._last.clear()

@@ -18,6 +18,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
+from ps_protocol import times
 from ps_protocol.errors import ConfigError
 from ps_protocol.files import PUBLIC_MODE, replace_file
 from ps_protocol.logs import EventLogger
@@ -30,8 +31,6 @@ from ps_server.serving.malformed import MalformedRequests
 
 logger = EventLogger(__name__)
 
-GRACE_SECONDS = 2.0
-"""How long calls in progress may continue after a server was told to stop."""
 
 #: Adds one service to a server that is not started yet.
 Register = Callable[[grpc.aio.Server], None]
@@ -53,7 +52,7 @@ class RunningServer:
     #: Look at its connections and streams until it stops.
     _looking: tuple[asyncio.Task[None], ...] = field(repr=False)
 
-    async def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+    async def stop(self, grace_seconds: float = times.END_SECONDS) -> None:
         """Report NOT_SERVING, accept no new calls, cancel those still running after ``grace_seconds``. Repeatable."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)

@@ -11,7 +11,6 @@ from ps_protocol.logs import event_of
 BURST = 10
 """Records of one kind that are written within one period."""
 
-PERIOD_SECONDS = 60.0
 
 _MOST_KINDS = 1000
 
@@ -26,7 +25,7 @@ class LogLimit(logging.Filter):
     def __init__(
         self,
         burst: int = BURST,
-        period_seconds: float = PERIOD_SECONDS,
+        period_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()

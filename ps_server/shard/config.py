@@ -25,7 +25,8 @@ from ps_server.limits import ShardLimits
 from ps_server.serving.grpc_server import check_free
 from ps_server.serving.metrics import MetricsConfig, parse_port
 from ps_server.settings import configured, setting
-from ps_server.shard.execution.watchdog import EXIT_STUCK, STUCK_SECONDS
+from ps_server.shard.execution.watchdog import EXIT_STUCK
+from ps_server.shard.times import STUCK_SECONDS
 
 
 class Acknowledge(enum.Enum):

@@ -12,20 +12,14 @@ from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.rpc.channel import OpenChannel
 from ps_protocol.rpc.client_errors import translate
+from ps_protocol.times import CONNECT_SECONDS, SHARD_CALL_SECONDS
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.consistency import Position
 from ps_server.consistency.messages import position_to_pb
+from ps_server.shard import times
 
 logger = EventLogger(__name__)
 
-AGAIN_SECONDS = 0.2
-"""Between two tries to reach a shard that is away."""
-
-CALL_SECONDS = 30.0
-"""How long one call may take; a shard answers sooner, whatever it knows."""
-
-CONNECT_SECONDS = 5.0
-"""How long a connection may take that is made ahead of its use."""
 
 _GET_MODEL = "/ps_protocol.v1.Shard/GetModel"
 _METHOD = "/ps_protocol.v1.Shard/GetRoundNorm"
@@ -58,13 +52,13 @@ class ShardPeers:
                     logger.warning(
                         "model.waits", "model '%s' waits for the gradient norm of shard %d: %s", model, shard, error
                     )
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(times.RETRY_SECONDS)
 
     async def _asked(self, shard: int, request: pb.RoundNormRequest) -> float | None:
         channel = await self.channel(shard)
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
         try:
-            data = await call(request.SerializeToString(), timeout=CALL_SECONDS)
+            data = await call(request.SerializeToString(), timeout=SHARD_CALL_SECONDS)
         except grpc.RpcError as failed:
             raise translate(failed, self.name(shard)) from failed
         reply = pb.RoundNormReply.FromString(data)

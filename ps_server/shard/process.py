@@ -22,12 +22,14 @@ from ps_protocol.rpc.channel import open_async_channel
 from ps_protocol.security.credentials import SessionCredential
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
+from ps_protocol.times import END_SECONDS, REPEATED_CALL_SECONDS
 from ps_protocol.tracing.settings import make_tracer
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.limits import LimitCounts
 from ps_server.serving import grpc_server
 from ps_server.serving.authorization import Authorization
 from ps_server.serving.metrics import serve_metrics
+from ps_server.shard import times
 from ps_server.shard.access import Fence
 from ps_server.shard.byte_budget import ByteBudgets
 from ps_server.shard.config import Acknowledge, ShardConfig
@@ -50,11 +52,6 @@ from ps_server.tables.arrays import machine_bytes
 
 logger = EventLogger(__name__)
 
-_AGAIN_SECONDS = 0.2
-
-SAY_SECONDS = 5.0
-"""How long the coordinator is asked at a time to take note of a standby."""
-
 
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
     """Serve shard ``config.shard`` until ``stop``; as a standby, follow it for as long as another process serves it.
@@ -73,7 +70,7 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
                     raise
                 logger.warning("standby.failed", "shard %d starts over as a standby: %s", config.shard, error)
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _AGAIN_SECONDS)
+                await asyncio.wait_for(stop.wait(), times.RETRY_SECONDS)
     finally:
         client.close()
 
@@ -178,7 +175,7 @@ class ShardProcess:
             if feed:
                 await feed.stop()
             if server:
-                await server.stop(grpc_server.GRACE_SECONDS if self._gently else 0.0)
+                await server.stop(END_SECONDS if self._gently else 0.0)
             if feed:
                 await feed.close(Unavailable(f"shard {config.shard} stops"))
             await side_channels.close()
@@ -270,7 +267,7 @@ class ShardProcess:
                 if storage.recovered:
                     await self._announce_state()
                 if feed:
-                    feed.begin(incarnation, lambda word: membership.say_sync(word, SAY_SECONDS))
+                    feed.begin(incarnation, lambda word: membership.say_sync(word, REPEATED_CALL_SECONDS))
             aging = asyncio.create_task(RowExpiry(lambda: registry.models).run(), name="aging")
             logger.info("server.started", "shard %d serves on %s", config.shard, address)
             if config.ready_file:

@@ -19,8 +19,10 @@ from typing import Any
 
 import grpc
 
+from ps_protocol.times import END_SECONDS
 from ps_server.log import record, segment_size
 from ps_server.serving import grpc_server
+from ps_server.shard import times as shard_times
 from ps_server.shard.durability import snapshotter
 from ps_server.shard.reshard import resharding
 from ps_worker import times
@@ -42,7 +44,7 @@ PORT = 7000
 
 _PERIODS: Sequence[tuple[ModuleType, str, float]] = (
     (snapshotter, "_SMALL_BYTES", 0),
-    (snapshotter, "_LOOK_SECONDS", 0.7),
+    (shard_times, "SNAPSHOT_LOOK_SECONDS", 0.7),
     (times, "NO_OP_PAUSE_SECONDS", 0.2),
 )
 """What is asked for many times a second: a step takes about a second here, and nothing happens meanwhile."""
@@ -176,7 +178,7 @@ class Running:
     port: int
     _server: Server
 
-    async def stop(self, grace_seconds: float = grpc_server.GRACE_SECONDS) -> None:
+    async def stop(self, grace_seconds: float = END_SECONDS) -> None:
         """Take no more calls."""
         await self._server.stop(grace_seconds)
 

@@ -13,7 +13,6 @@ import pytest
 from ps_protocol.errors import InvalidRequest, ModelMoved, StateLost, UnknownModel
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_server.shard.models import registry as registry_module
 from tests.support.shards import TestShard, error_of, running_shard
 from tests.support.tables import RowStream, array, get_rows, start_with, table_spec
 
@@ -68,7 +67,7 @@ def test_a_stream_goes_on_with_what_changes_and_a_cursor_goes_on_where_it_was():
 
 
 def test_a_table_or_model_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr(registry_module, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("ps_server.shard.times.UNKNOWN_SECONDS", 0.2)
     with running_shard() as shard:
         with pytest.raises(grpc.RpcError) as caught:
             list(feed(shard))

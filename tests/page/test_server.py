@@ -21,7 +21,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.certs.authority import Authority
-from ps_server.page import app, broadcast, server
+from ps_server.page import app, broadcast
 from ps_server.page.needs import check_libraries
 from ps_server.page.server import PageServer
 from tests.page.jobs import running_page
@@ -237,7 +237,7 @@ def test_one_viewer_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_connections_that_ask_nothing_keep_nobody_out_and_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr("ps_protocol.times.REQUEST_SECONDS", 2.0)
     with running_page() as job, ExitStack() as stack:
         address = job.url.removeprefix("http://").rstrip("/").rpartition(":")
         flood = [

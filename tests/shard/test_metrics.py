@@ -351,7 +351,7 @@ def test_a_snapshot_that_cannot_be_written_is_a_failure(tmp_path: Any, monkeypat
         assert shard.storage.snapshotter
         with monkeypatch.context() as patched:
             patched.setattr("ps_server.shard.durability.snapshotter.SnapshotWriter", Full)
-            patched.setattr("ps_server.shard.durability.snapshotter._RETRY_SECONDS", 0.01)
+            patched.setattr("ps_server.shard.times.FULL_RETRY_SECONDS", 0.01)
             shard.loop.run(shard.storage.snapshotter._try())
         assert read(shard)["snapshot_failures_total",] == 1
         assert read(shard)["snapshot_seconds",] == 0

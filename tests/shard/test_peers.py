@@ -19,7 +19,6 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from ps_server.consistency import Position
 from ps_server.serving.rpc_errors import translated
-from ps_server.shard import peers as peers_module
 from ps_server.shard.peers import ShardPeers
 from tests.support.shards import error_of, running_shard, start
 
@@ -71,7 +70,7 @@ async def serving(other: Other) -> AsyncIterator[str]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_module, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("ps_server.shard.times.RETRY_SECONDS", 0.01)
 
 
 def run(test: Callable[[], object]) -> None:

@@ -9,7 +9,6 @@ import threading
 
 import pytest
 
-from ps_server.shard.execution import watchdog as module
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.shard.execution.watchdog import EXIT_STUCK, Watchdog
 
@@ -74,7 +73,7 @@ def test_work_that_raises_has_ended():
 
 
 def test_it_looks_from_a_thread_of_its_own_until_it_is_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("ps_server.shard.times.WATCH_SECONDS", 0.001)
     found = threading.Event()
     watchdog = Watchdog(0.0, lambda report: found.set())
     watchdog.start()
@@ -93,7 +92,6 @@ def test_the_process_ends_with_a_code_of_its_own_although_its_log_is_stuck_too()
         "class Stuck(logging.Handler):\n"
         "    def emit(self, record): threading.Event().wait()\n"
         "logging.getLogger().addHandler(Stuck())\n"
-        "w._SAY_SECONDS = 0.01\n"
-        "w.end_process('stuck')\n"
+        "w.end_process('stuck', 0.01)\n"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == EXIT_STUCK

@@ -20,7 +20,7 @@ from ps_server.log import recovery
 from ps_server.log.durable import DurableLog
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.durability.snapshotter import Snapshotter
-from ps_server.shard.models import errors, registry
+from ps_server.shard.models import errors
 from ps_server.shard.standby import follower
 from ps_server.shard.step import applier
 from ps_server.shard.step.model import ShardModel
@@ -254,7 +254,7 @@ def test_a_shard_that_does_not_know_a_model_before_the_coordinator_answers_ends_
         return unheard(shard, name, epoch, known) if known else UnknownModel(f"model '{name}' is not declared")
 
     monkeypatch.setattr(errors, "unheard", undeclared)
-    monkeypatch.setattr(registry, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("ps_server.shard.times.UNKNOWN_SECONDS", 0.05)
     faults = tuple(Fault(2.0 + number, "shard_crash") for number in range(8))
     assert shown("is not declared", SEEDS, durable=True, standby=True, faults=faults)
 

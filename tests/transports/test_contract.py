@@ -149,7 +149,7 @@ def test_two_pushes_on_their_way_are_answered_in_order(transport):
 
 
 def test_a_parked_pull_gives_signs_of_life_and_then_its_parameters(transport, monkeypatch):
-    monkeypatch.setattr("ps_server.shard.step.stream.WAITING_SECONDS", 0.02)
+    monkeypatch.setattr("ps_protocol.times.HINT_SECONDS", 0.02)
     with running_shard({0: 1, 1: 2}, SYNC) as shard:
         model, initial = begin(shard, *LARGE)
         step = whole_numbers(model, 1)

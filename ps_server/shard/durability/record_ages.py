@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-SAMPLE_SECONDS = 0.25
-"""Between two samples. An age is short of the truth by so much at most, while all samples are kept."""
-
 _MOST_SAMPLES = 1024
 
 _PART = 0.02

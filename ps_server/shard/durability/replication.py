@@ -9,11 +9,11 @@ from ps_protocol.cluster.view import SyncWord
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_server.log.entries import UpdateLog
+from ps_server.shard import times
 from ps_server.shard.config import Acknowledge
 
 logger = EventLogger(__name__)
 
-_RETRY_SECONDS = 0.2
 
 Tell = Callable[[SyncWord], None]
 """Returns once the coordinator knows; blocks. Raises Fenced, Unavailable."""
@@ -133,7 +133,7 @@ class Replication:
                 await asyncio.to_thread(self._tell, word)
             except Unavailable as error:
                 logger.warning("standby.failed", "the coordinator cannot be told of the standby yet: %s", error.message)
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(times.RETRY_SECONDS)
             except PsError as error:
                 logger.error("standby.failed", "the coordinator was not told of the standby: %s", error)
                 return

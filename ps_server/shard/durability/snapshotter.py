@@ -22,14 +22,13 @@ from ps_server.log.row_messages import describe_buckets
 from ps_server.log.segment_size import FEWEST_SEGMENTS
 from ps_server.log.snapshots import SnapshotWriter
 from ps_server.optimizers.state import StateEntry
+from ps_server.shard import times
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.state.blocks import Block, blocks_of
 from ps_server.state.bucket_groups import Group, Wanted, buckets_of
 
 logger = EventLogger(__name__)
 
-_LOOK_SECONDS = 0.25
-_RETRY_SECONDS = 5.0
 
 _SMALL_BYTES = 256 << 20
 """A log with less space is looked after more often."""
@@ -106,7 +105,9 @@ class Snapshotter:
     async def run(self) -> None:
         """Take snapshots when they are due, until ``stop``. A failure is said, and tried again."""
         while not self._stopping.is_set():
-            await self._pause(_LOOK_SECONDS if self._rule.log_bytes >= _SMALL_BYTES else _LOOK_SECONDS / 5)
+            await self._pause(
+                times.SNAPSHOT_LOOK_SECONDS if self._rule.log_bytes >= _SMALL_BYTES else times.SNAPSHOT_LOOK_SECONDS / 5
+            )
             if self._due() and not self._stopping.is_set():
                 await self._try()
 
@@ -132,7 +133,7 @@ class Snapshotter:
             self.failures += 1
             self._log.snapshot_failure = str(error)
             logger.error("snapshot.failed", "shard %d: no snapshot: %s", self._folder.identity.shard, error)
-            await self._pause(_RETRY_SECONDS)
+            await self._pause(times.FULL_RETRY_SECONDS)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

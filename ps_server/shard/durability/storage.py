@@ -16,7 +16,8 @@ from ps_server.log.durable import DurableLog, Saved
 from ps_server.log.entries import MemoryLog, UpdateLog
 from ps_server.log.folder import DataFolder, log_room
 from ps_server.log.recovery import recover
-from ps_server.shard.durability.record_ages import SAMPLE_SECONDS, RecordAges
+from ps_server.shard import times
+from ps_server.shard.durability.record_ages import RecordAges
 from ps_server.shard.durability.snapshotter import SnapshotSource, Snapshotter
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.state.model_state import ModelState
@@ -110,7 +111,7 @@ class Storage:
             self._ages.sample(log.number, time.monotonic())
             saved = log.saved.number
             self._ages.forget(saved if log.read_from is None else min(saved, log.read_from - 1))
-            await asyncio.sleep(SAMPLE_SECONDS)
+            await asyncio.sleep(times.SAMPLE_SECONDS)
 
     @property
     def directory(self) -> str:

@@ -13,26 +13,21 @@ import traceback
 from collections.abc import Callable
 
 from ps_protocol.logs import EventLogger
+from ps_protocol.times import SLOWEST_BYTES_PER_SECOND
+from ps_server.shard import times
 
 logger = EventLogger(__name__)
 
 EXIT_STUCK = 70
 """The exit code of a shard that ended itself because a piece of work did not end."""
 
-STUCK_SECONDS = 60.0
-"""How long a piece of work may take, beside the time for its bytes, unless a shard is told otherwise."""
 
-_BYTES_PER_SECOND = 10e6
-_LOOK_SECONDS = 1.0
-_SAY_SECONDS = 5.0
-
-
-def end_process(report: str) -> None:
+def end_process(report: str, log_seconds: float = 5.0) -> None:
     """Log why, and end: nothing is saved and nothing is waited for, because anything may hang."""
     # The reader of the log may hang, too.
     saying = threading.Thread(target=logger.error, args=("server.stuck", "%s", report), daemon=True)
     saying.start()
-    saying.join(_SAY_SECONDS)
+    saying.join(log_seconds)
     os._exit(EXIT_STUCK)
 
 
@@ -43,7 +38,7 @@ class Watchdog:
     busy is given more time. ``end`` is called once, in that thread, with what it was and the stack of its thread.
     """
 
-    def __init__(self, seconds: float = STUCK_SECONDS, end: Callable[[str], None] = end_process) -> None:
+    def __init__(self, seconds: float = times.STUCK_SECONDS, end: Callable[[str], None] = end_process) -> None:
         self._seconds = seconds
         self._end = end
         #: Bytes of the work under way, and its thread; set by the ShardExecutor. A new tuple each time: it names the
@@ -66,8 +61,8 @@ class Watchdog:
             return False
         self._looks += 1
         nbytes, thread = work
-        limit_seconds = self._seconds + nbytes / _BYTES_PER_SECOND
-        if self._looks * _LOOK_SECONDS <= limit_seconds:
+        limit_seconds = self._seconds + nbytes / SLOWEST_BYTES_PER_SECOND
+        if self._looks * times.WATCH_SECONDS <= limit_seconds:
             return False
         self._end(
             f"a piece of work on {nbytes} bytes has not ended in {limit_seconds:.0f} s; this process ends with code "
@@ -82,7 +77,7 @@ class Watchdog:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._closing.wait(_LOOK_SECONDS):
+        while not self._closing.wait(times.WATCH_SECONDS):
             if self.look():
                 return
 

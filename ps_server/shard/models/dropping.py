@@ -14,8 +14,6 @@ logger = EventLogger(__name__)
 _RELEASE_BYTES = 1 << 10
 """More than a ReleaseRecord takes."""
 
-_AGAIN_SECONDS = 0.5
-
 
 async def log_release(context: ShardContext, entry: Released) -> None:
     """Log that a model is dropped; tried again until the disk takes it."""
@@ -25,4 +23,4 @@ async def log_release(context: ShardContext, entry: Released) -> None:
             return
         except PsError as error:
             logger.warning("model.released", "the release of model '%s' cannot be logged yet: %s", entry.model, error)
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(0.5)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
+from ps_protocol import times
 from ps_protocol.errors import NotReady
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
@@ -22,12 +23,6 @@ from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.reshard import resharded
 
 logger = EventLogger(__name__)
-
-SLOWEST_BYTES_PER_SECOND = 10e6
-"""A write, whose progress cannot be seen, may take as long as it would at this rate."""
-
-COMPILE_SECONDS = 600.0
-"""Compiling what tables need may take so long on a loaded machine."""
 
 
 class PlacingProgress:
@@ -128,7 +123,7 @@ async def restore_model(context: ShardContext, model: ShardModel, place: str, pr
     checkpoint = await asyncio.to_thread(Checkpoint.open, folder, progress.count_read)
 
     def on_write(nbytes: int) -> None:
-        progress.begin(doing, unseen_seconds=nbytes / SLOWEST_BYTES_PER_SECOND)
+        progress.begin(doing, unseen_seconds=nbytes / times.SLOWEST_BYTES_PER_SECOND)
 
     tracker = saved_tracker(checkpoint, model.name)
     await restore(checkpoint, model, tracker, only_first=True, on_write=on_write)
@@ -139,6 +134,6 @@ async def warm_up(spec: ModelSpec, progress: PlacingProgress) -> None:
     """Compile what the model's tables need, before they are used."""
     if not spec.tables:
         return
-    progress.begin("the code of its tables is compiled or loaded", unseen_seconds=COMPILE_SECONDS)
+    progress.begin("the code of its tables is compiled or loaded", unseen_seconds=times.LONG_PATIENCE_SECONDS)
     for table in spec.tables:
         await asyncio.to_thread(tables.warm_up, table, progress.count)

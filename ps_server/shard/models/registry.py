@@ -13,6 +13,7 @@ from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
 from ps_server.log.entries import Released
+from ps_server.shard import times
 from ps_server.shard.context import ShardContext
 from ps_server.shard.durability.passive_replica import PassiveReplica
 from ps_server.shard.durability.snapshotter import SnapshotSource
@@ -28,16 +29,6 @@ from ps_server.state.model_state import ModelState
 __all__ = ["Registry", "ShardContext"]
 
 logger = EventLogger(__name__)
-
-PATIENCE_SECONDS = 10.0
-"""How long a request waits for a model or a membership that this shard does not know yet."""
-
-PLACING_SECONDS = 2.0
-"""How long a request waits for a model that is being placed, before it is told how far that is."""
-
-
-_AGAIN_SECONDS = 0.5
-"""Between two tries to place a model."""
 
 
 class Registry:
@@ -143,7 +134,7 @@ class Registry:
             view = self._view
             return view.was_released(name, epoch) if epoch else name in view.released_models.keys() - view.models.keys()
 
-        patience = PLACING_SECONDS if name in self._progress else PATIENCE_SECONDS
+        patience = times.PLACING_SECONDS if name in self._progress else times.UNKNOWN_SECONDS
         found = await self._until(lambda: name in self._models or name in self._refused or is_released(), patience)
         if is_released():
             raise model_errors.released(self.context.shard, name)
@@ -227,7 +218,7 @@ class Registry:
         except (Retryable, UnknownModel, ModelReleased) as error:
             logger.warning("model.waits", "model '%s' cannot be placed here yet: %s", name, error)
             progress.fail(error)
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(0.5)
         except PsError as error:
             logger.failure(error)
             self.refuse(name, error)
@@ -348,4 +339,6 @@ class Registry:
         return self._recovered
 
     async def _until(self, true: Callable[[], bool], patience_seconds: float | None = None) -> bool:
-        return await self._conditions.until(true, PATIENCE_SECONDS if patience_seconds is None else patience_seconds)
+        return await self._conditions.until(
+            true, times.UNKNOWN_SECONDS if patience_seconds is None else patience_seconds
+        )

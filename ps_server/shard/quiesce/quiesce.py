@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.errors import InvalidRequest, Unavailable
 from ps_protocol.logs import EventLogger
+from ps_protocol.times import QUIESCE_SECONDS
 from ps_server.checkpoint.format.record import ShardPart
 from ps_server.checkpoint.format.table_part import Base, Mark
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.checkpoint.write.model_writer import write_part
 from ps_server.consistency import TrackerState, WorkerKey
+from ps_server.shard import times
 from ps_server.shard.durability.checkpoint_bases import CheckpointBases
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.models.restore import restore
@@ -31,16 +33,6 @@ if TYPE_CHECKING:
     from ps_server.tables.table import ShardTable
 
 logger = EventLogger(__name__)
-
-CATCH_UP_SECONDS = 30.0
-"""How long a quiesce waits for pushes that another shard has accepted."""
-
-
-MAX_HOLD_SECONDS = 600.0
-"""How long a quiesce may pause a shard without a further call, at most."""
-
-HOLD_SECONDS = 10.0
-"""How long a shard that has restored a checkpoint waits for the others."""
 
 
 class Quiescence:
@@ -135,7 +127,7 @@ class Quiescence:
                 await restore(checkpoint, model, only_first=False)
         finally:
             if self._name and not self._bound:
-                self._hold(self._name, HOLD_SECONDS)
+                self._hold(self._name, QUIESCE_SECONDS)
         return [model.name for model in models]
 
     @contextmanager
@@ -227,10 +219,10 @@ class Quiescence:
 
 def _check_hold(seconds: float) -> None:
     """Raises InvalidRequest for a time out of range, or NaN."""
-    if not 0 <= seconds <= MAX_HOLD_SECONDS:
+    if not 0 <= seconds <= times.LONGEST_HOLD_SECONDS:
         raise InvalidRequest(
             "a shard does not pause for so long",
-            expected=f"0 to {MAX_HOLD_SECONDS:g} seconds",
+            expected=f"0 to {times.LONGEST_HOLD_SECONDS:g} seconds",
             actual=f"{seconds} seconds",
         )
 
@@ -243,7 +235,7 @@ async def _caught_up(model: ShardModel, targets: Mapping[WorkerKey, int]) -> Non
     model.gate.admit(targets)
     missing: list[WorkerKey] = []
     try:
-        async with asyncio.timeout(CATCH_UP_SECONDS):
+        async with asyncio.timeout(times.CATCH_UP_SECONDS):
             while missing := _missing(model, targets):
                 await model.gate.changed()
             while model.clipped is not None and model.clipped.is_closed:

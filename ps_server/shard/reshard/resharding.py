@@ -21,6 +21,7 @@ from ps_protocol.wire.convert.headers import state_headers_to_pb
 from ps_protocol.wire.convert.model import shard_map_to_pb
 from ps_server.log.entries import Resharded, StagedReshard
 from ps_server.optimizers.state_bytes import describe
+from ps_server.shard import times
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES
 from ps_server.shard.execution.tasks import Timer
 from ps_server.shard.models.registry import Registry
@@ -44,12 +45,6 @@ _MESSAGE_BYTES = 64 << 10
 
 _BUCKET_BYTES = 64
 """More than what announces a bucket takes."""
-
-REST_SECONDS = 10.0
-"""After so long without another batch a move is taken to be over."""
-
-SETTLE_SECONDS = 10.0
-"""How long a new cut waits for the outcome of a move."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +149,7 @@ class Resharding:
     async def settled(self) -> None:
         """Returns when nothing waits for a decision or is resharded, or some time has passed."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_SECONDS):
+            async with asyncio.timeout(times.SETTLE_SECONDS):
                 await self._settled.wait()
 
     def abort(self, cut: str) -> None:
@@ -288,7 +283,7 @@ class Resharding:
             self._rest_later()
 
     def _rest_later(self) -> None:
-        self._rest.set(asyncio.get_running_loop().time() + REST_SECONDS)
+        self._rest.set(asyncio.get_running_loop().time() + times.REST_SECONDS)
 
     def _rested(self) -> None:
         if self._promised or self._committing or self._staging:

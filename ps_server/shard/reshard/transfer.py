@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from ps_protocol import times
 from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.payload_headers import StateHeader
@@ -29,9 +30,6 @@ from ps_server.shard.reshard.incoming import IncomingBlock
 from ps_server.shard.reshard.transfer_plan import TransferPlan, transfer_plan
 from ps_server.state.region import torch_dtype
 from ps_server.tables.bucket_contents import BucketContents
-
-FETCH_SECONDS = 60.0
-"""How long another shard may take to send what comes from it."""
 
 T = TypeVar("T")
 
@@ -167,7 +165,7 @@ class _Source:
 
     def _call(self, method: str, request: Any) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
         stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method)
-        call = stub(request.SerializeToString(), timeout=FETCH_SECONDS)
+        call = stub(request.SerializeToString(), timeout=times.MOVE_SECONDS)
         self._stack.callback(call.cancel)
         return call
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
-from ps_protocol import PROTOCOL_VERSION
+from ps_protocol import PROTOCOL_VERSION, times
 from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import (
     Fenced,
@@ -41,12 +41,6 @@ from ps_server.state.blocks import blocks_of
 from ps_server.state.bucket_groups import buckets_of
 
 logger = EventLogger(__name__)
-
-HAND_OVER_SECONDS = 2.0
-"""How long a shard that is told to stop waits for its standby."""
-
-HOLD_SECONDS = 60.0
-"""How long the log keeps what a standby that is gone has not read."""
 
 
 class LogFeed:
@@ -128,7 +122,7 @@ class LogFeed:
     async def hand_over(self) -> None:
         """Returns when the standby has the whole log, or is lost, or some time has passed; nothing is appended now."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(HAND_OVER_SECONDS):
+            async with asyncio.timeout(times.END_SECONDS):
                 while self.followed and self._replication.acknowledged < self._log.number:
                     self._heard.clear()
                     await self._heard.wait()
@@ -188,7 +182,7 @@ class LogFeed:
             log.on_append = None
             self._heard.set()
             replication.lost()
-            self._timer = self._loop.call_later(HOLD_SECONDS, self._let_go)
+            self._timer = self._loop.call_later(times.PATIENCE_SECONDS, self._let_go)
 
     def _let_go(self) -> None:
         self._log.read_from = None

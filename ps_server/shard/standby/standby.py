@@ -12,14 +12,10 @@ from ps_protocol.client.membership import Membership, OnFenced, OnView, log_wait
 from ps_protocol.cluster.view import TOOK_OVER, ClusterView, Member, Role
 from ps_protocol.errors import Fenced, InternalError, NotReady, StorageFull, Unavailable
 from ps_protocol.logs import EventLogger
+from ps_server.shard import times
 from ps_server.shard.standby.follower import LogFollower, StandbyPlace
 
 logger = EventLogger(__name__)
-
-_AGAIN_SECONDS = 0.2
-"""Between two tries to follow a primary that does not answer, or to take a place that is not to be had."""
-
-_FULL_SECONDS = 5.0
 
 
 class Standby:
@@ -74,7 +70,7 @@ class Standby:
                     reason = TOOK_OVER
                     return membership
                 else:
-                    await self._news(_AGAIN_SECONDS)
+                    await self._news(times.RETRY_SECONDS)
             return None
         finally:
             await asyncio.to_thread(standby.leave, reason)
@@ -163,7 +159,7 @@ class Standby:
                 if error.message != said:
                     logger.warning("standby.failed", "shard %d is not followed: %s", self._follower.shard, error)
                 said = error.message
-                await asyncio.sleep(_FULL_SECONDS if isinstance(error, StorageFull) else _AGAIN_SECONDS)
+                await asyncio.sleep(times.FULL_RETRY_SECONDS if isinstance(error, StorageFull) else times.RETRY_SECONDS)
             except OSError as error:
                 raise InternalError(f"shard {self._follower.shard} cannot be followed: {error}") from error
 

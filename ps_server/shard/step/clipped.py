@@ -21,6 +21,7 @@ from ps_server import tables as row_tables
 from ps_server.consistency import Position, PushInfo, Round, Tracker, WorkerKey
 from ps_server.failpoints import Failpoints
 from ps_server.optimizers.clipping import clip_factor, scale_gradients, squared_norm, total
+from ps_server.shard import times
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.step.applier import Applier, combined
 from ps_server.shard.step.push import IncomingPush
@@ -29,9 +30,6 @@ from ps_server.state.replica import Step
 
 AskNorm = Callable[[int, str, int, Position], Awaitable[float]]
 """The part of another shard: its number, model, epoch, position. Returns when that is known, however long it takes."""
-
-ANSWER_SECONDS = 5.0
-"""How long another shard's question waits for its answer, before that asks again."""
 
 
 class ClippedSteps:
@@ -178,7 +176,7 @@ class ClippedRounds:
         model.
         """
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(times.NORM_SECONDS):
                 while True:
                     self._applier.gate.check()
                     if (known := self._tracker.part_of_norm(position)) is not None:

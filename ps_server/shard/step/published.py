@@ -8,9 +8,8 @@ import threading
 import numpy as np
 
 from ps_protocol.model.layout import Layout
+from ps_server.shard import times
 from ps_server.state.region import Region, RegionPool
-
-_PATIENCE_SECONDS = 0.05
 
 
 class Published:
@@ -59,7 +58,7 @@ class Published:
         A copy of the region takes as long as reading it from shared memory: ``patient`` waits some time for takers
         that are quick.
         """
-        return self.takers > 0 and not self.unread(_PATIENCE_SECONDS if patient and not self._slow else 0.0)
+        return self.takers > 0 and not self.unread(times.UNREAD_SECONDS if patient and not self._slow else 0.0)
 
     def unread(self, patience_seconds: float) -> bool:
         """In the executor, when it is not taken any more: whether nobody reads it, now or after some patience."""

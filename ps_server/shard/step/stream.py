@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ps_protocol import times as shared
 from ps_protocol.cluster.answers import RowsAnswer, StepAnswer, WaitingAnswer
 from ps_protocol.cluster.requests import (
     ArriveRequest,
@@ -30,6 +31,7 @@ from ps_protocol.wire.codecs import PayloadCodec, Reference, payload_runs
 from ps_protocol.wire.formats import RAW, Wire
 from ps_protocol.wire.socket_messages import INLINE_BYTES
 from ps_server.consistency import LIMIT, OUTCOMES, Position, PushInfo, Verdict, WorkerKey
+from ps_server.shard import times
 from ps_server.shard.byte_budget import FREE_BYTES, ByteBudgets
 from ps_server.shard.counters import Counters
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES
@@ -46,14 +48,10 @@ from ps_server.state.region import Region
 
 logger = logging.getLogger(__name__)
 
-WAITING_SECONDS = 5.0
-"""How often a parked pull sends a Waiting message."""
 
 PIPELINE_DEPTH = 4
 """Pushes of one stream that may be unanswered before the shard stops reading it."""
 
-REPLY_SECONDS = 1.0
-"""How long a push waits for the reply before it to be sent."""
 
 _CACHED_PATTERNS = 8
 
@@ -315,7 +313,7 @@ class StepStream:
         """
         if not self._replied.is_set():
             try:
-                async with asyncio.timeout(REPLY_SECONDS):
+                async with asyncio.timeout(times.REPLY_SECONDS):
                     await self._replied.wait()
             except TimeoutError:
                 logger.debug("%s pushes before it has read the last reply", self._worker)
@@ -421,7 +419,7 @@ class StepStream:
         while reason := self._blocker(position, ahead):
             began, first = began or time.perf_counter(), first or reason
             try:
-                async with asyncio.timeout(WAITING_SECONDS):
+                async with asyncio.timeout(shared.HINT_SECONDS):
                     await self._model.may_pull(tracker.pull_position(position, ahead))
             except TimeoutError:
                 await self._transport.send(WaitingAnswer(reason))

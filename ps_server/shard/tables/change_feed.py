@@ -25,8 +25,6 @@ from ps_server.shard.transport.grpc_stream import Context, write
 if TYPE_CHECKING:
     from ps_server.tables.table import ShardTable
 
-PAUSE_SECONDS = 0.1
-"""Between two rounds of a reader that has everything, at least."""
 
 LANE_SHARE = 0.1
 """Of the executor's time, what one reader that has everything takes at most by looking for more."""
@@ -123,7 +121,7 @@ class _Reader:
         return self._model.name, self._table.spec.name, max(0, self._table.updates - got)
 
     async def _pause(self) -> None:
-        await asyncio.sleep(max(PAUSE_SECONDS, self._lane_seconds / LANE_SHARE))
+        await asyncio.sleep(max(0.1, self._lane_seconds / LANE_SHARE))
         self._model.gate.check()
 
     async def _round(self) -> bool:

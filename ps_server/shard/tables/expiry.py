@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 
 from ps_protocol.errors import PsError, StorageFull
 from ps_protocol.logs import EventLogger
+from ps_server.shard import times
 from ps_server.shard.step.model import ShardModel
 
 logger = EventLogger(__name__)
-
-EVERY_SECONDS = 0.5
-"""How often tables are checked for expired rows."""
 
 
 class RowExpiry:
@@ -30,7 +28,7 @@ class RowExpiry:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(EVERY_SECONDS)
+            await asyncio.sleep(times.EXPIRY_SECONDS)
             for model in self._models():
                 try:
                     await self.look(model)

@@ -77,7 +77,7 @@ def target() -> Iterator[Target]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tests.support.shards.LoopThread", UvloopThread)
-            patch.setattr("ps_server.shard.models.registry.PATIENCE_SECONDS", 0.02)
+            patch.setattr("ps_server.shard.times.UNKNOWN_SECONDS", 0.02)
             with running_shard({0: 1, 1: 2}) as shard:
                 model, _ = start(shard)
                 bystander = StubStream(shard, rank=1, incarnation=2)

@@ -150,7 +150,7 @@ def without_snapshots(monkeypatch) -> Iterator[None]:
 
     with monkeypatch.context() as patched:
         patched.setattr("ps_server.shard.durability.snapshotter.SnapshotWriter", full)
-        patched.setattr("ps_server.shard.durability.snapshotter._RETRY_SECONDS", 0.01)
+        patched.setattr("ps_server.shard.times.FULL_RETRY_SECONDS", 0.01)
         yield
 
 

@@ -28,8 +28,8 @@ from tests.support.tables import spec_with, table_spec, whole_table_map
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("ps_server.shard.models.registry.PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr("ps_server.shard.models.registry.PLACING_SECONDS", 0.05)
+    monkeypatch.setattr("ps_server.shard.times.UNKNOWN_SECONDS", 0.05)
+    monkeypatch.setattr("ps_server.shard.times.PLACING_SECONDS", 0.05)
 
 
 @contextmanager

@@ -81,11 +81,11 @@ def test_another_cut_waits_for_the_decision(monkeypatch):
         made.reach()
         for number in made.nodes:
             made.prepare(number, wanted)
-        monkeypatch.setattr("ps_server.shard.reshard.resharding.SETTLE_SECONDS", 0.1)
+        monkeypatch.setattr("ps_server.shard.times.SETTLE_SECONDS", 0.1)
         with pytest.raises(grpc.RpcError) as refused:
             made.nodes[0].stub.Pause(pb.PauseRequest(quiesce="other", seconds=60))
         assert isinstance(error_of(refused.value), Unavailable)
-        monkeypatch.setattr("ps_server.shard.reshard.resharding.SETTLE_SECONDS", 30)
+        monkeypatch.setattr("ps_server.shard.times.SETTLE_SECONDS", 30)
         replies = []
         freezing = threading.Thread(
             target=lambda: replies.append(made.nodes[0].stub.Pause(pb.PauseRequest(quiesce="other", seconds=60)))
@@ -125,7 +125,7 @@ def test_a_move_that_is_over_is_not_prepared_for():
     ids=["epoch", "optimizer", "rows"],
 )
 def test_a_shard_map_that_does_not_follow_is_refused_and_nothing_is_changed(wanted, kind, words, monkeypatch):
-    monkeypatch.setattr("ps_server.shard.models.registry.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("ps_server.shard.times.UNKNOWN_SECONDS", 0.1)
     with job(spec_of(), HERE) as made:
         worker = Worker(made)
         made.begin_move()

@@ -50,7 +50,7 @@ def test_room_that_is_made_ahead_changes_nothing_and_is_used_when_slices_come():
 
 
 def test_memory_of_slices_that_left_is_given_back_when_the_move_is_over(monkeypatch):
-    monkeypatch.setattr("ps_server.shard.reshard.resharding.REST_SECONDS", 0.0)
+    monkeypatch.setattr("ps_server.shard.times.REST_SECONDS", 0.0)
     with job(spec_of(momentum=0.9), [0, 0, 0, 1, 0]) as made:
         worker = Worker(made)
         worker.train(2)
@@ -90,7 +90,7 @@ def test_room_in_the_log_is_held_until_what_comes_is_written_and_what_does_not_c
             made.move(THERE)
         wait_until(lambda: reserved(made) == [0, 0, 0])
         make_room(made, HERE)
-        monkeypatch.setattr("ps_server.shard.reshard.resharding.REST_SECONDS", 0.0)
+        monkeypatch.setattr("ps_server.shard.times.REST_SECONDS", 0.0)
         make_room(made, HERE)
         wait_until(lambda: reserved(made) == [0, 0, 0])
 

@@ -47,7 +47,7 @@ ADS_THERE, USERS_THERE = [2, 0, 0, 1], [2, 2, 2, 2]
 def small(monkeypatch):
     """Small segments, for they are copied whole; snapshots that begin at once."""
     monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 18)
-    monkeypatch.setattr("ps_server.shard.durability.snapshotter._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
 
 
 def spec() -> ModelSpec:

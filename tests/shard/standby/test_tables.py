@@ -26,7 +26,7 @@ def small(monkeypatch):
     monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 16)
     monkeypatch.setattr("ps_server.log.record.MESSAGE_BYTES", 1 << 12)
     monkeypatch.setattr("ps_server.log.reader.PIECE_BYTES", 300)
-    monkeypatch.setattr("ps_server.shard.durability.snapshotter._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
 
 
 def assert_same(following, shard, model):

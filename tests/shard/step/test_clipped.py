@@ -21,7 +21,6 @@ from ps_server.shard.context import ShardContext
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce import quiesce
-from ps_server.shard.step import clipped
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push import IncomingPush, require_norm
 from ps_server.state.model_state import new_model
@@ -156,12 +155,12 @@ def test_the_next_round_is_closed_when_this_one_is_made() -> None:
 def test_another_shard_is_answered_once_this_one_has_the_pushes_and_in_between_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(clipped, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("ps_server.shard.times.NORM_SECONDS", 0.01)
 
     async def test() -> None:
         async with shard() as at:
             assert await at.model.clipped.part(Position(0, 1)) is None
-            monkeypatch.setattr(clipped, "ANSWER_SECONDS", 60.0)
+            monkeypatch.setattr("ps_server.shard.times.NORM_SECONDS", 60.0)
             asking = asyncio.create_task(at.model.clipped.part(Position(0, 1)))
             await at.push(0, value=2.0)
             assert not asking.done()
@@ -215,7 +214,7 @@ def test_a_quiesce_waits_until_the_round_is_made(monkeypatch: pytest.MonkeyPatch
             targets = [ModelPosition("model", {(0, 1): 1, (1, 2): 1}, 0, 0)]
             quiescence.pause("one", 60)
             with monkeypatch.context() as quick:
-                quick.setattr(quiesce, "CATCH_UP_SECONDS", 0.01)
+                quick.setattr("ps_server.shard.times.CATCH_UP_SECONDS", 0.01)
                 with pytest.raises(Unavailable, match="norm of other shards"):
                     await quiescence.catch_up("one", targets, 60)
             quiescence.pause("two", 60)

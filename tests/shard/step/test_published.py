@@ -77,7 +77,7 @@ def test_training_is_the_same_with_and_without_readers():
 def test_an_update_waits_for_readers_of_shared_memory_and_copies_nothing(monkeypatch):
     monkeypatch.setattr(executor, "INLINE_WORK_BYTES", 0)
     monkeypatch.setattr("ps_server.shard.step.applier.INLINE_WORK_BYTES", 0)
-    monkeypatch.setattr("ps_server.shard.step.published._PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr("ps_server.shard.times.UNREAD_SECONDS", 60.0)
     with running_shard() as shard:
         model, stream = place(shard), StubStream(shard)
         published, give_back = shard.take(model, quick=True)

@@ -140,7 +140,7 @@ def test_a_worker_in_the_barrier_holds_nobody_back_in_the_phase_it_left():
 
 
 def test_a_parked_pull_gives_signs_of_life(monkeypatch):
-    monkeypatch.setattr("ps_server.shard.step.stream.WAITING_SECONDS", 0.05)
+    monkeypatch.setattr("ps_protocol.times.HINT_SECONDS", 0.05)
     with running_shard({0: 1, 1: 2}, SYNC) as shard:
         model, _ = start(shard)
         stream = StubStream(shard)

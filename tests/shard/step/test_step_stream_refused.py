@@ -104,7 +104,7 @@ def test_a_clock_that_does_not_rise_is_refused():
     ],
 )
 def test_a_stream_that_may_not_open_gets_a_typed_error(fields, kind, monkeypatch):
-    monkeypatch.setattr("ps_server.shard.models.registry.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("ps_server.shard.times.UNKNOWN_SECONDS", 0.1)
     with running_shard() as shard:
         start(shard)
         with pytest.raises(grpc.RpcError) as failure:
@@ -113,7 +113,7 @@ def test_a_stream_that_may_not_open_gets_a_typed_error(fields, kind, monkeypatch
 
 
 def test_an_unknown_model_is_waited_for_and_then_refused_by_name(monkeypatch):
-    monkeypatch.setattr("ps_server.shard.models.registry.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("ps_server.shard.times.UNKNOWN_SECONDS", 0.1)
     with running_shard() as shard:
         with pytest.raises(grpc.RpcError) as failure:
             StubStream(shard, name="nobody")

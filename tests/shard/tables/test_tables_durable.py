@@ -25,7 +25,7 @@ def small(monkeypatch):
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
     monkeypatch.setattr("ps_server.state.bucket_groups.GROUP_BYTES", 3 << 14)
     monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 18)
-    monkeypatch.setattr("ps_server.shard.durability.snapshotter._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
 
 
 def assert_same(shard, model, again, other):
