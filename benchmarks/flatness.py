@@ -17,8 +17,8 @@ from benchmarks.cluster import running_cluster
 from benchmarks.crew import Crew
 from benchmarks.processes import Child
 from benchmarks.rows import KB, MB
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.cluster.view import Role
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import JoinRequest, Role
 
 _MARKS = 10
 """How often memory is looked at."""
@@ -65,7 +65,7 @@ def coordinator(joins: int) -> list[tuple[int, float]]:
     with running_cluster(shards=1, workers=0) as cluster, CoordinatorClient(cluster.address) as client:
         process = psutil.Process(cluster.coordinator)
         for number in range(1, joins + 1):
-            joined = client.join(JoinSpec(Role.WORKER, None, ""), f"token {number}")
+            joined = client.join(JoinRequest(Role.WORKER, None, ""), f"token {number}")
             client.leave(joined.member, "", 5.0)
             if number % (joins // _MARKS) == 0:
                 seen.append((number, process.memory_info().rss / MB))

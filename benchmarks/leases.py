@@ -13,9 +13,9 @@ import sys
 import time
 
 from benchmarks.cluster import running_cluster
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import JoinRequest, Role
 
 _EVERY_SECONDS = 0.2
 
@@ -23,7 +23,7 @@ _EVERY_SECONDS = 0.2
 def busy_member(address: str) -> None:
     """Join as a worker, then compute until the process is ended."""
     client = CoordinatorClient(address)
-    Membership.join(client, JoinSpec(Role.WORKER), timeout_seconds=300.0)
+    Membership.join(client, JoinRequest(Role.WORKER), timeout_seconds=300.0)
     while True:
         sum(range(100_000))
 

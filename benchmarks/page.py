@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.held import LogCounts, TableCounts
-from ps_protocol.cluster.view import Joined, MemberStats, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role
 from ps_protocol.model.spec import DType, ModelSpec, Variable
 
 BEAT_SECONDS = 1.0
@@ -37,8 +37,8 @@ class SimulatedJob:
         self._client = CoordinatorClient(address)
         self._stop = threading.Event()
         self._began = time.monotonic()
-        joins = [JoinSpec(Role.SHARD, number, f"127.0.0.1:{7000 + number}") for number in range(shards)]
-        joins += [JoinSpec(Role.WORKER, rank) for rank in range(workers)]
+        joins = [JoinRequest(Role.SHARD, number, f"127.0.0.1:{7000 + number}") for number in range(shards)]
+        joins += [JoinRequest(Role.WORKER, rank) for rank in range(workers)]
         self._members = [self._client.join(spec, f"{spec.role.value} {spec.index}") for spec in joins]
         self._client.declare_model(self._members[shards].member, _model())
         share = math.ceil(len(self._members) / THREADS)

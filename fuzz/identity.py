@@ -10,7 +10,7 @@ import grpc
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.model.layout import Layout
 from ps_protocol.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
-from ps_protocol.wire.convert.model import shard_map_from_pb
+from ps_protocol.wire.convert.model import SHARD_MAP
 from ps_protocol.wire.convert.options import options_to_pb
 
 TABLE = "attacked-rows"
@@ -72,7 +72,7 @@ class Identity:
             declared = await stub.DeclareModel(
                 coordinator_pb2.DeclareModelRequest(rank=self.rank, incarnation=self.incarnation, spec=spec(self.model))
             )
-            shard_map = shard_map_from_pb(declared)
+            shard_map = SHARD_MAP.from_pb(declared)
             self.epoch, self.region_bytes = shard_map.epoch, Layout.of(shard_map, 0).region_bytes
             status = await stub.GetStatus(coordinator_pb2.GetStatusRequest())
             members = [each.member.incarnation for each in status.members]

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import NoReturn
 
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
-from ps_protocol.cluster.view import ClusterView, Joined, Member, Role
+from ps_protocol.cluster.view import ClusterView, Joined, JoinRequest, Member, Role
 from ps_protocol.model.spec import ShardMap
-from ps_server.coordinator.membership.admission import Application
 from simulation.leased_items import LeasedItems
 
 
@@ -46,7 +45,7 @@ class CoordinatorJudge:
             self._fail(f"the coordinator restarted in phase {phase}, it had told {self._phase}")
         self._view, self._decided_phase = view, phase
 
-    def joined(self, ask: Application, joined: Joined) -> None:
+    def joined(self, ask: JoinRequest, joined: Joined) -> None:
         """No incarnation is given to two processes; old state is not let in where newer was acknowledged."""
         member = joined.member
         token = self._told_incarnations.setdefault(member.incarnation, ask.token)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import grpc
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.cluster.view import Role
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.model.spec import DType, ModelSpec, Variable
 from ps_protocol.rpc.channel import CLIENT_OPTIONS
 from ps_protocol.v1 import coordinator_pb2, shard_pb2
@@ -28,7 +28,7 @@ _OPTIONS = (*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 def declare(address: str, nbytes: int) -> tuple[str, int]:
     """Place a model of ``nbytes`` of float32 on shard 0 and give it values; that shard's address, the map's epoch."""
     with CoordinatorClient(address) as client:
-        member = client.join(JoinSpec(Role.WORKER, None, ""), "the first worker").member
+        member = client.join(JoinRequest(Role.WORKER, None, ""), "the first worker").member
         variable = Variable("weight", (nbytes // 4,), DType.FLOAT32)
         epoch = client.declare_model(member, ModelSpec(MODEL, "torch.optim.SGD", (variable,), ({"lr": 1e-6},))).epoch
         shard = client.get_status().view.live(Role.SHARD)[0].address

@@ -18,6 +18,7 @@ from ps_protocol.cluster.view import (
     ClusterStatus,
     ClusterView,
     Joined,
+    JoinRequest,
     Member,
     MemberStats,
     MemberStatus,
@@ -34,7 +35,6 @@ from ps_server.coordinator.changes import StateChange
 from ps_server.coordinator.counters import CoordinatorCounters
 from ps_server.coordinator.event_log import EventLog
 from ps_server.coordinator.lease_timer import LeaseTimer
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.member_streams import MemberStreams
 from ps_server.coordinator.membership.scaling import WantedSize, scaled
 from ps_server.coordinator.persistence.journal import Journal
@@ -111,13 +111,13 @@ class Driver:
 
     # Members
 
-    def join(self, ask: Application) -> Joined:
+    def join(self, ask: JoinRequest) -> Joined:
         """See MembershipState.join."""
         decision = self._state.membership.join(ask, self._clock())
         self.counters.joins[ask.role] += bool(decision.reason)  # not a repetition
         return self._settle(decision)
 
-    async def join_when_vacant(self, ask: Application, wait_seconds: float) -> Joined:
+    async def join_when_vacant(self, ask: JoinRequest, wait_seconds: float) -> Joined:
         """As ``join``; while the holder of the place is silent, this waits for the end of its lease.
 
         So a process that was restarted by hand gets its place as soon as the one before it counts as dead, and a second

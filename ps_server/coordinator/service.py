@@ -19,11 +19,9 @@ from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert import cluster as convert
+from ps_protocol.wire.convert.cluster import LEASE_ANSWER, LEASE_ASK, SCALE_ASK, SCALE_ORDER, history_to_pb
 from ps_protocol.wire.convert.exchange import exchange_state_to_pb
-from ps_protocol.wire.convert.history import history_to_pb
-from ps_protocol.wire.convert.leases import answer_to_pb, ask_from_pb
-from ps_protocol.wire.convert.model import consistency_from_pb
-from ps_protocol.wire.convert.scaling import ask_to_scale_from_pb, order_to_pb
+from ps_protocol.wire.convert.model import CONSISTENCY
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
@@ -33,7 +31,6 @@ from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.declaring import DeclarationThread
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.jobs.release_runner import ReleaseRunner
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.sessions import SessionIssuer
 from ps_server.coordinator.placement.job_limits import NAME_REMEDY, check_length
 from ps_server.coordinator.placement.move_plan import Wish
@@ -94,27 +91,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:  # noqa: N802
         """A new member, or the same answer to the same token."""
         async with translated(context):
-            role, index = convert.role_from_pb(request.role), request.index if request.HasField("index") else None
-            self._sessions.check_joining(current_caller(), role, index)
-            joined = await self._driver.join_when_vacant(
-                Application(
-                    role=role,
-                    index=index,
-                    address=printable(request.address),
-                    token=request.token,
-                    protocol_version=request.protocol_version,
-                    host=printable(request.host),
-                    pid=request.pid,
-                    data_incarnation=request.data_incarnation,
-                    directory=request.directory,
-                    yields=request.yields,
-                    add=request.add,
-                    lineage=request.lineage,
-                    take_over=request.take_over,
-                ),
-                _wait_seconds(times.PATIENCE_SECONDS, context),
-            )
-            reply = convert.joined_to_pb(replace(joined, job=self._driver.settings.job))
+            ask = convert.JOIN.from_pb(request)
+            self._sessions.check_joining(current_caller(), ask.role, ask.index)
+            joined = await self._driver.join_when_vacant(ask, _wait_seconds(times.PATIENCE_SECONDS, context))
+            named, member = replace(joined, job=self._driver.settings.job), joined.member
+            reply = convert.JOINED.to_pb(named, index=member.index, incarnation=member.incarnation)
             reply.session = self._sessions.issue(current_caller(), joined.member)
             reply.session_key = self._sessions.public_key
             return reply
@@ -126,7 +107,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             check_member(role, request.index, request.incarnation)
             self._driver.check_journal(request.journal_mark)
             self._driver.check_member(role, request.index, request.incarnation)
-            stats = convert.stats_from_pb(request.stats)
+            stats = convert.STATS.from_pb(request.stats)
             sync = SyncWord(request.sync.number, request.sync.directory) if request.HasField("sync") else None
             revision = self._driver.heartbeat(
                 role,
@@ -194,7 +175,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         async with translated(context):
             check_member(Role.WORKER, request.rank, request.incarnation)
             wait = _wait_seconds(request.wait_seconds, context)
-            ask = convert.closed_model_from_pb(request)
+            ask = convert.CLOSED_MODEL.from_pb(request)
             await self._releases.close(request.rank, request.incarnation, ask, wait)
             return pb.CloseModelReply()
 
@@ -210,7 +191,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> pb.ClusterView:
         """The view with the new mode."""
         async with translated(context):
-            return convert.view_to_pb(self._driver.set_consistency(consistency_from_pb(request.consistency)))
+            return convert.VIEW.to_pb(self._driver.set_consistency(CONSISTENCY.from_pb(request.consistency)))
 
     async def Barrier(self, request: pb.BarrierRequest, context: Context) -> pb.BarrierReply:  # noqa: N802
         """Whether the barrier has opened, after waiting for it."""
@@ -218,7 +199,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             check_member(Role.WORKER, request.rank, request.incarnation)
             wait = _wait_seconds(request.wait_seconds, context)
             state = await self._driver.barrier(request.rank, request.incarnation, request.phase, wait)
-            return convert.barrier_to_pb(state)
+            return convert.BARRIER.to_pb(state)
 
     async def Exchange(self, request: pb.ExchangeRequest, context: Context) -> pb.ExchangeReply:  # noqa: N802
         """The payloads of an exchange, after waiting for them."""
@@ -236,8 +217,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             most = self._driver.settings.limits.max_name_bytes
             with self._limit_counts.counting():
                 check_length("the name of a dataset", request.dataset, most, NAME_REMEDY)
-            ask, wait = ask_from_pb(request), _wait_seconds(request.wait_seconds, context)
-            return answer_to_pb(await self._driver.lease_data(request.rank, request.incarnation, ask, wait))
+            ask, wait = LEASE_ASK.from_pb(request), _wait_seconds(request.wait_seconds, context)
+            return LEASE_ANSWER.to_pb(await self._driver.lease_data(request.rank, request.incarnation, ask, wait))
 
     async def Checkpoint(  # noqa: N802
         self, request: pb.CheckpointRequest, context: Context
@@ -264,20 +245,20 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             self._scaling.moved_by_hand(wish)
             async with aclosing(self._moves.reshard(wish, request.batch_bytes)) as made:
                 async for progress in made:
-                    yield convert.progress_to_pb(progress)
+                    yield convert.MOVE_PROGRESS.to_pb(progress)
 
     async def Scale(  # noqa: N802
         self, request: pb.ScaleRequest, context: Context
     ) -> AsyncIterator[pb.ScaleProgress]:
         """What the job waits for until it has as many workers and shards as asked for."""
-        async with translated(context), aclosing(self._scaling.scale(ask_to_scale_from_pb(request))) as steps:
+        async with translated(context), aclosing(self._scaling.scale(SCALE_ASK.from_pb(request))) as steps:
             async for step in steps:
                 yield pb.ScaleProgress(text=step.text, done=step.done)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.ClusterStatus:  # noqa: N802
         """Members with their last statistics."""
         async with translated(context):
-            return convert.status_to_pb(self._driver.status())
+            return convert.STATUS.to_pb(self._driver.status())
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.JobHistory:  # noqa: N802
         """The status, with what is remembered of the job."""
@@ -305,7 +286,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 for each in self._driver.lost_servers
             ]
             self._kept_request.asked_at = time.monotonic()
-            order = order_to_pb(self._scaling.order)
+            order = SCALE_ORDER.to_pb(self._scaling.order)
             return pb.WorkerRequest(number=last.number, workers=last.workers, ranks=last.ranks, lost=lost, scale=order)
 
     def _encode(self, view: ClusterView, before: ClusterView | None) -> bytes:

@@ -15,7 +15,7 @@ from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.v1 import shard_pb2
 from ps_protocol.wire.convert import model as convert_model
-from ps_protocol.wire.convert.headers import state_headers_from_pb, state_headers_to_pb
+from ps_protocol.wire.convert.shard import STATE_HEADER
 from ps_server.consistency import TrackerState
 from ps_server.state.blocks import Block
 
@@ -123,7 +123,7 @@ def models_to_json(models: Sequence[ModelPart]) -> list[Mapping[str, Any]]:
                     "end": place.block.end,
                     "number": place.number,
                     **_part_to_json(place.part),
-                    "state": [_text(tensor.SerializeToString()) for tensor in state_headers_to_pb(place.state)],
+                    "state": [_text(tensor.SerializeToString()) for tensor in STATE_HEADER.all_to_pb(place.state)],
                 }
                 for place in part.blocks
             ],
@@ -152,7 +152,7 @@ def _places(items: Sequence[Mapping[str, Any]]) -> Iterator[BlockPlace]:
     for item in items:
         state = (shard_pb2.StateTensor.FromString(base64.b64decode(text)) for text in item["state"])
         block = Block(item["first"], item["last"], item["begin"], item["end"])
-        yield BlockPlace(block, item["number"], _part_from_json(item), tuple(state_headers_from_pb(state)))
+        yield BlockPlace(block, item["number"], _part_from_json(item), tuple(STATE_HEADER.all_from_pb(state)))
 
 
 def _part_to_json(part: FilePiece) -> Mapping[str, int]:

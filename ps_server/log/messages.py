@@ -9,13 +9,8 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ModelSpec, Options
 from ps_protocol.v1 import common_pb2, log_pb2, shard_pb2
 from ps_protocol.wire.convert import model as convert_model
-from ps_protocol.wire.convert.headers import (
-    bucket_headers_from_pb,
-    bucket_headers_to_pb,
-    state_headers_from_pb,
-    state_headers_to_pb,
-)
 from ps_protocol.wire.convert.options import changed_options, options_from_pb, options_to_pb
+from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_server.consistency import Position, PushInfo, TrackerState, WorkerKey
 from ps_server.consistency.messages import pushes_from_pb, pushes_to_pb
 from ps_server.log.entries import (
@@ -55,14 +50,14 @@ class EntryWriter:
         match entry:
             case Placed(shard_map):
                 record = log_pb2.LogRecord(
-                    place=log_pb2.PlaceRecord(shard_map=convert_model.shard_map_to_pb(shard_map))
+                    place=log_pb2.PlaceRecord(shard_map=convert_model.SHARD_MAP.to_pb(shard_map))
                 )
                 return record.SerializeToString(), []
             case Loaded(model, region, entries, tracker):
                 load = log_pb2.LoadRecord(
                     model=model,
                     with_region=region is not None,
-                    state=state_headers_to_pb(describe(entries or ())),
+                    state=STATE_HEADER.all_to_pb(describe(entries or ())),
                     with_state=entries is not None,
                     pushes=pushes_to_pb(tracker) if tracker else None,
                 )
@@ -107,11 +102,11 @@ class EntryWriter:
 
 def _prepared(entry: StagedReshard) -> tuple[bytes, list[memoryview]]:
     prepare = log_pb2.PrepareRecord(
-        shard_map=convert_model.shard_map_to_pb(entry.shard_map),
+        shard_map=convert_model.SHARD_MAP.to_pb(entry.shard_map),
         incoming=entry.incoming,
-        state=state_headers_to_pb(describe(entry.entries)),
+        state=STATE_HEADER.all_to_pb(describe(entry.entries)),
         pushes=pushes_to_pb(entry.tracker) if entry.tracker else None,
-        buckets=bucket_headers_to_pb(describe_buckets(entry.buckets)),
+        buckets=BUCKET_HEADER.all_to_pb(describe_buckets(entry.buckets)),
     )
     pieces = [entry.values, *(tensor_bytes(tensor) for _, tensor in entry.entries)]
     pieces += [piece for _, contents in entry.buckets for piece in contents.pieces()]
@@ -166,7 +161,7 @@ class LoggedRecord:
 
 def decode_prepare(record: log_pb2.PrepareRecord, payload: memoryview, shard: int) -> StagedReshard:
     """Its bytes are copied. Raises InvalidRequest when they are not as many as announced."""
-    shard_map = convert_model.shard_map_from_pb(record.shard_map)
+    shard_map = convert_model.SHARD_MAP.from_pb(record.shard_map)
     slices = Layout.of(shard_map, shard).slices
     if any(index >= len(slices) for index in record.incoming):
         raise InvalidRequest("a slice comes that is not in the next shard map", actual=str(max(record.incoming)))
@@ -174,14 +169,14 @@ def decode_prepare(record: log_pb2.PrepareRecord, payload: memoryview, shard: in
     values = memoryview(bytearray(taken(payload, 0, size)))
     tracker = _tracker_of(record)
     rows = len(payload) - sum(bucket.payload_bytes for bucket in record.buckets)
-    buckets = read_buckets(bucket_headers_from_pb(record.buckets), payload[rows:], shard_map.spec)
-    state = read_state(state_headers_from_pb(record.state), payload[size:rows])
+    buckets = read_buckets(BUCKET_HEADER.all_from_pb(record.buckets), payload[rows:], shard_map.spec)
+    state = read_state(STATE_HEADER.all_from_pb(record.state), payload[size:rows])
     return StagedReshard(shard_map, tuple(record.incoming), values, state, tracker, buckets)
 
 
 def decode_place(record: log_pb2.PlaceRecord) -> Placed:
     """Raises InvalidRequest for a model this version does not know."""
-    return Placed(convert_model.shard_map_from_pb(record.shard_map))
+    return Placed(convert_model.SHARD_MAP.from_pb(record.shard_map))
 
 
 def decode_load(record: log_pb2.LoadRecord, payload: memoryview, layout: Layout) -> Loaded:
@@ -190,7 +185,7 @@ def decode_load(record: log_pb2.LoadRecord, payload: memoryview, layout: Layout)
     if record.with_region:
         region = Region(layout)
         region.bytes[:] = taken(payload, 0, layout.region_bytes)
-    entries = read_state(state_headers_from_pb(record.state), payload[layout.region_bytes * record.with_region :])
+    entries = read_state(STATE_HEADER.all_from_pb(record.state), payload[layout.region_bytes * record.with_region :])
     tracker = _tracker_of(record)
     return Loaded(record.model, region, entries if record.with_state else None, tracker)
 

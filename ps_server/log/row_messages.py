@@ -11,8 +11,8 @@ from ps_protocol.model.payload_headers import BucketHeader
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.tables import Ids
 from ps_protocol.v1 import log_pb2
-from ps_protocol.wire.convert.headers import bucket_headers_from_pb, bucket_headers_to_pb
 from ps_protocol.wire.convert.options import changed_options, options_to_pb, row_options_from_pb
+from ps_protocol.wire.convert.shard import BUCKET_HEADER
 from ps_server.log.entries import BucketsPut, RowsDropped, RowsEntry, RowsLoaded
 from ps_server.optimizers.state_bytes import taken
 from ps_server.state.replica import Replica, Skipped
@@ -40,7 +40,7 @@ def encode_rows(entry: RowsEntry) -> Written:
             )
             return log_pb2.LogRecord(drop_rows=drop), [bytes_of(entry.ids), bytes_of(entry.waiting)]
         case BucketsPut():
-            messages = bucket_headers_to_pb(describe_buckets(entry.contents))
+            messages = BUCKET_HEADER.all_to_pb(describe_buckets(entry.contents))
             pieces = [piece for _, contents in entry.contents for piece in contents.pieces()]
             return log_pb2.LogRecord(buckets=log_pb2.BucketsRecord(model=entry.model, buckets=messages)), pieces
 
@@ -54,7 +54,7 @@ def decode_rows(record: log_pb2.LogRecord, payload: memoryview, spec: ModelSpec)
             return _decode_drop(record.drop_rows, payload)
         case _:
             return BucketsPut(
-                record.buckets.model, read_buckets(bucket_headers_from_pb(record.buckets.buckets), payload, spec)
+                record.buckets.model, read_buckets(BUCKET_HEADER.all_from_pb(record.buckets.buckets), payload, spec)
             )
 
 

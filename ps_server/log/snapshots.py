@@ -20,7 +20,7 @@ from ps_protocol.files import FILE_MODE, make_private_folder, replace_file, sync
 from ps_protocol.model.payload_headers import BucketHeader, StateHeader
 from ps_protocol.sealed import load, seal
 from ps_protocol.v1 import log_pb2
-from ps_protocol.wire.convert.headers import bucket_headers_from_pb, bucket_headers_to_pb
+from ps_protocol.wire.convert.shard import BUCKET_HEADER
 from ps_server.log.head import REMEDY
 from ps_server.log.manifest import (
     FORMAT,
@@ -73,7 +73,9 @@ class Snapshot:
             record = log_pb2.BucketsRecord.FromString(bytes(data[: place.message_bytes]))
             yield (
                 place.number,
-                read_buckets(bucket_headers_from_pb(record.buckets), data[place.message_bytes :], model.shard_map.spec),
+                read_buckets(
+                    BUCKET_HEADER.all_from_pb(record.buckets), data[place.message_bytes :], model.shard_map.spec
+                ),
             )
 
 
@@ -126,7 +128,7 @@ class SnapshotWriter:
 
     def write_buckets(self, number: int, buckets: Sequence[BucketHeader], pieces: Sequence[memoryview]) -> None:
         """Write some buckets as they are after record ``number``; ``pieces`` are their payloads. Raises OSError."""
-        message = log_pb2.BucketsRecord(buckets=bucket_headers_to_pb(buckets)).SerializeToString()
+        message = log_pb2.BucketsRecord(buckets=BUCKET_HEADER.all_to_pb(buckets)).SerializeToString()
         part = self._write([memoryview(message), *pieces])
         self._models[-1].groups.append(GroupPlace(number, part, len(message)))
 

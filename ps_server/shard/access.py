@@ -11,7 +11,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import Fenced, StateLost, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.rpc.channel import SHARD_KEY
-from ps_protocol.wire.convert.key import ShardKey
+from ps_protocol.wire.convert.shard import ShardKey
 from ps_server.consistency import WorkerKey
 from ps_server.serving.authorization import check_member
 from ps_server.shard.models.registry import Registry

@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.view import ClusterView, MemberStats, Role
+from ps_protocol.cluster.view import ClusterView, JoinRequest, MemberStats, Role
 from ps_protocol.errors import Fenced, InternalError, Unavailable
 from ps_protocol.logs import EventLogger, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
@@ -225,12 +225,12 @@ class ShardProcess:
     async def _place(self, storage: Storage, executor: ShardExecutor, address: str) -> Membership | None:
         """The membership as shard; None when told to stop before."""
         config = self._config
-        spec = JoinSpec(
+        spec = JoinRequest(
             Role.SHARD,
             config.shard,
             address,
-            storage.incarnation,
-            storage.directory,
+            data_incarnation=storage.incarnation,
+            directory=storage.directory,
             add=config.add,
             take_over=config.take_over,
         )

@@ -25,9 +25,7 @@ from ps_protocol.security.roles import METHODS, Fencing
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import SAVE_REPLIES
 from ps_protocol.wire.convert import model as convert_model
-from ps_protocol.wire.convert.headers import state_headers_from_pb, state_headers_to_pb
-from ps_protocol.wire.convert.quiesced import positions_from_pb, positions_to_pb
-from ps_protocol.wire.convert.status import model_status_to_pb
+from ps_protocol.wire.convert.shard import MODEL_STATUS, POSITION, STATE_HEADER
 from ps_protocol.wire.convert.step import request_from_bytes
 from ps_server.checkpoint.format.messages import part_to_pb
 from ps_server.consistency import WorkerKey
@@ -225,7 +223,7 @@ class ShardService:
             model.values.require()
         region = model.pool.take() if header.with_region else None
         try:
-            state = state_headers_from_pb(header.state) if header.with_state else None
+            state = STATE_HEADER.all_from_pb(header.state) if header.with_state else None
             reader = LoadReader(model.layout, state, header.slices, header.checksums, region)
             async with self._registry.context.uploads.taken(worker, reader.payload.expected_bytes):
                 await reader.payload.receive_async(lambda: read_soon(context))
@@ -259,7 +257,7 @@ class ShardService:
             pieces += [tensor_bytes(tensor) for _, tensor in entries]
             header = pb.SaveHeader(
                 version=published.version,
-                state=state_headers_to_pb(describe(entries)),
+                state=STATE_HEADER.all_to_pb(describe(entries)),
                 payload_bytes=sum(map(len, pieces)),
             )
             if slices:
@@ -275,7 +273,11 @@ class ShardService:
     async def get_model(self, request: pb.GetModelRequest, context: Context) -> pb.ModelStatus:
         """Where the model stands on this shard."""
         model = await self._registry.model(request.model, request.epoch)
-        return model_status_to_pb(model_status(model), model.layout.shard_map, model.tracker.consistency)
+        return MODEL_STATUS.to_pb(
+            model_status(model),
+            shard_map=convert_model.SHARD_MAP.to_pb(model.layout.shard_map),
+            consistency=convert_model.CONSISTENCY.to_pb(model.tracker.consistency),
+        )
 
     async def follow(self, _: AsyncIterator[bytes], context: Context) -> None:
         """The log, for the standby of this shard."""
@@ -290,23 +292,25 @@ class ShardService:
     async def pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseReply:
         """Pause: decide about no push for a while."""
         await self._resharding.settled()
-        return pb.PauseReply(models=positions_to_pb(self._quiescence.pause(request.quiesce, request.seconds)))
+        return pb.PauseReply(models=POSITION.all_to_pb(self._quiescence.pause(request.quiesce, request.seconds)))
 
     async def capture(self, request: pb.CaptureRequest, context: Context) -> pb.CaptureReply:
         """Capture the models of this quiesce, and write the copies."""
-        targets, folder = positions_from_pb(request.models), await self._folder(request.folder)
+        targets, folder = POSITION.all_from_pb(request.models), await self._folder(request.folder)
         models, parts = await self._quiescence.capture(request.quiesce, targets, folder, max(1, request.full_every))
-        return pb.CaptureReply(models=positions_to_pb(models), parts=[part_to_pb(part, state) for part, state in parts])
+        return pb.CaptureReply(
+            models=POSITION.all_to_pb(models), parts=[part_to_pb(part, state) for part, state in parts]
+        )
 
     async def catch_up(self, request: pb.CatchUpRequest, context: Context) -> pb.CatchUpReply:
         """Catch up with the furthest shard, and stay paused there."""
-        targets = positions_from_pb(request.models)
+        targets = POSITION.all_from_pb(request.models)
         reached = await self._quiescence.catch_up(request.quiesce, targets, request.seconds)
-        return pb.CatchUpReply(models=positions_to_pb(reached))
+        return pb.CatchUpReply(models=POSITION.all_to_pb(reached))
 
     async def stage_reshard(self, request: pb.StageReshardRequest, context: Context) -> pb.StageReshardReply:
         """Fetch what the next shard maps need, and wait for the cluster's decision."""
-        maps = [convert_model.shard_map_from_pb(message) for message in request.models]
+        maps = [convert_model.SHARD_MAP.from_pb(message) for message in request.models]
         received = await self._resharding.stage(request.quiesce, request.membership_revision, maps)
         return pb.StageReshardReply(received_bytes=received)
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import grpc
 import torch
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.transport import Transport
-from ps_protocol.cluster.view import ClusterView, Member, Role
+from ps_protocol.cluster.view import ClusterView, JoinRequest, Member, Role
 from ps_protocol.errors import ModelReleased, NotReady, Retryable, StateLost, Unavailable, UnknownModel
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
@@ -88,7 +88,7 @@ class Session:
         deadline = time.monotonic() + config.connect_timeout_seconds
         client = CoordinatorClient(config.coordinator, config.opened_security())
         try:
-            spec = JoinSpec(config.role, config.rank, take_over=config.take_over)
+            spec = JoinRequest(config.role, config.rank, take_over=config.take_over)
             membership = Membership.join(client, spec, config.connect_timeout_seconds, partial(log.warning, "waiting"))
         except BaseException:
             client.close()

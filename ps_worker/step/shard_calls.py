@@ -18,8 +18,7 @@ from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.model.spec import DType
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_REQUESTS, LOAD_ROWS_REQUESTS, SAVE_REPLIES
-from ps_protocol.wire.convert.headers import state_headers_from_pb, state_headers_to_pb
-from ps_protocol.wire.convert.status import model_status_from_pb
+from ps_protocol.wire.convert.shard import STATE_HEADER, model_status_from_pb
 from ps_worker.model.optimizer_state import StateEntry, tensor_bytes
 from ps_worker.transport.call_messages import CallMessages, result_of
 from ps_worker.transport.replies import GrpcReplies, Peer, read_answer, read_message, read_payload, rpc_errors
@@ -135,7 +134,7 @@ class ShardClient:
         # No torch optimizer keeps more than four tensors of a variable's size.
         with rpc_errors(self.peer), self._stream("Save", request, 5 * region_bytes) as replies:
             header = self._save_header(read_message(replies, self.peer))
-            entries = [_allocate(state) for state in state_headers_from_pb(header.state)]
+            entries = [_allocate(state) for state in STATE_HEADER.all_from_pb(header.state)]
             # The payload starts with the parameters and buffers of the same version; they are not asked for here.
             state = [tensor_bytes(entry.tensor) for entry in entries]
             values = memoryview(bytearray(header.payload_bytes - sum(map(len, state))))
@@ -187,7 +186,7 @@ def _state_pieces(header: pb.LoadHeader, entries: Sequence[StateEntry]) -> list[
     """The bytes of ``entries``, announced in ``header``."""
     header.with_state = True
     header.state.extend(
-        state_headers_to_pb(
+        STATE_HEADER.all_to_pb(
             StateHeader(each.slice_index, each.name, _dtype(each.tensor), tuple(each.tensor.shape)) for each in entries
         )
     )

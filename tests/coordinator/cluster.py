@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ps_protocol.cluster.view import Joined, Member, MemberStats, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, Member, MemberStats, Role
 from ps_protocol.model.spec import DType, Kind, ModelSpec, ShardMap, Variable
 from ps_server.coordinator.changes import StateChange
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.state import ClusterState
 
@@ -38,7 +37,7 @@ class Cluster:
         self.joins += 1
         address = "host:1" if role is Role.SHARD else ""
         token = token if token is not None else f"token {self.joins}"
-        ask = Application(role, index, address, token, data_incarnation=state, take_over=index is not None)
+        ask = JoinRequest(role, index, address, token, data_incarnation=state, take_over=index is not None)
         return self.state.membership.join(ask, self.now).value
 
     def shard(self, index: int = 0, state: int = 0) -> Joined:

@@ -8,12 +8,11 @@ from typing import Any
 
 import grpc
 
-from ps_protocol.cluster.view import ClusterView, Joined, Role
+from ps_protocol.cluster.view import ClusterView, Joined, JoinRequest, Role
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.v1 import common_pb2, shard_pb2_grpc
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.membership.admission import Application
 from ps_server.serving import grpc_server
 from ps_server.serving.rpc_errors import translated
 
@@ -58,7 +57,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         assert self._server is not None
         life = 0 if self.joined is None else self.joined.member.incarnation
         token = f"shard {self.number} after {life}"
-        ask = Application(Role.SHARD, self.number, self._server.address, token, add=add, take_over=life > 0)
+        ask = JoinRequest(Role.SHARD, self.number, self._server.address, token, add=add, take_over=life > 0)
         self.joined = self.driver.join(ask)
 
     async def stop(self) -> None:

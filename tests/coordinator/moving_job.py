@@ -5,13 +5,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from ps_protocol.cluster.view import MoveProgress, Role
+from ps_protocol.cluster.view import JoinRequest, MoveProgress, Role
 from ps_protocol.model.spec import DType, ModelSpec, Variable
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.placement.move_plan import Wish
 from ps_server.coordinator.settings import ClusterSettings
@@ -37,7 +36,7 @@ class Job:
     async def start(self) -> None:
         for shard in self.shards:
             await shard.start(add=True)
-        self.driver.join(Application(Role.WORKER, 0, "", "worker"))
+        self.driver.join(JoinRequest(Role.WORKER, 0, "", "worker"))
         self.declare(SPEC)
 
     def declare(self, spec: ModelSpec) -> None:

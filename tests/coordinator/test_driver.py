@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.cluster.view import ClusterView, MemberStats, Role
+from ps_protocol.cluster.view import ClusterView, JoinRequest, MemberStats, Role
 from ps_protocol.errors import Unavailable
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.settings import ClusterSettings
 
 
@@ -24,8 +23,8 @@ def driven(body: Callable[[Driver], Coroutine[Any, Any, None]], settings: Cluste
     asyncio.run(run())
 
 
-def worker(rank: int) -> Application:
-    return Application(Role.WORKER, rank, "", f"worker {rank}")
+def worker(rank: int) -> JoinRequest:
+    return JoinRequest(Role.WORKER, rank, "", f"worker {rank}")
 
 
 SHORT = ClusterSettings(lease_seconds=0.3, heartbeat_seconds=0.1)
@@ -47,7 +46,7 @@ def test_a_silent_member_leaves_the_view_while_another_keeps_its_lease() -> None
 
 def test_a_parked_barrier_opens_when_the_lease_of_the_missing_worker_ends() -> None:
     async def body(driver: Driver) -> None:
-        driver.join(Application(Role.SHARD, 0, "host:1", "shard"))
+        driver.join(JoinRequest(Role.SHARD, 0, "host:1", "shard"))
         alive = driver.join(worker(0)).member
         driver.join(worker(1))
         parked = asyncio.create_task(driver.barrier(0, alive.incarnation, 0, 10.0))
@@ -126,7 +125,7 @@ def test_a_watcher_that_knows_a_later_revision_of_an_earlier_coordinator_is_answ
 
 def test_a_barrier_call_ends_at_its_time_and_names_the_missing() -> None:
     async def body(driver: Driver) -> None:
-        driver.join(Application(Role.SHARD, 0, "host:1", "shard"))
+        driver.join(JoinRequest(Role.SHARD, 0, "host:1", "shard"))
         member = driver.join(worker(0)).member
         driver.join(worker(1))
         state = await driver.barrier(0, member.incarnation, 0, 0.05)

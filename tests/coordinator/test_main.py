@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.cluster.view import Role
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_server.coordinator import main as module
 from ps_server.coordinator.driver import Driver
@@ -211,7 +211,7 @@ def test_the_process_serves_writes_its_ready_file_and_stops_cleanly_on_a_signal(
         address = line.split("serves at ")[1].split(": ")[0]
         with CoordinatorClient(address) as client:
             assert client.get_status().view.expected_shards == 1
-            client.join(JoinSpec(Role.WORKER), "token")
+            client.join(JoinRequest(Role.WORKER), "token")
             stream = client.watch()
             next(iter(stream))
             child.send_signal(number)
@@ -245,15 +245,15 @@ def test_a_killed_process_goes_on_from_its_journal_and_only_as_the_same_job(tmp_
     arguments = ("--port", "0", "--data-dir", folder)
     with process(*arguments, "--shards", "2", "--seed", "3") as child:
         with CoordinatorClient(served(child)) as client:
-            first = client.join(JoinSpec(Role.WORKER), "token")
+            first = client.join(JoinRequest(Role.WORKER), "token")
         in_use = refused("--data-dir", folder)
         assert f"{FILE_NAME} is in use by another process" in in_use
         child.kill()
     assert "expected: --shards 2; actual: --shards 1" in refused("--data-dir", folder, "--shards", "1")
     with process(*arguments) as child, CoordinatorClient(served(child)) as client:
         assert client.get_status().view.members == (first.member,)
-        assert client.join(JoinSpec(Role.WORKER), "token") == first
-        assert client.join(JoinSpec(Role.WORKER), "other").member.incarnation > first.member.incarnation
+        assert client.join(JoinRequest(Role.WORKER), "token") == first
+        assert client.join(JoinRequest(Role.WORKER), "other").member.incarnation > first.member.incarnation
 
 
 def served(child: subprocess.Popen[str]) -> str:

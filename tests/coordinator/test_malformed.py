@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.cluster.view import MemberStats, Role
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import JoinRequest, MemberStats, Role
 from ps_protocol.errors import InvalidRequest, PsError
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
@@ -39,7 +39,7 @@ def refusal(channel: grpc.Channel, method: str, data: bytes) -> PsError:
 def test_bytes_that_are_no_message_get_one_typed_error_and_no_traceback(
     client: CoordinatorClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    member = client.join(JoinSpec(Role.WORKER), "a").member
+    member = client.join(JoinRequest(Role.WORKER), "a").member
     caplog.set_level(logging.INFO)
     caplog.clear()
     with open_channel(client.address) as channel:

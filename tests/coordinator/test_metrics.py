@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ps_protocol.cluster.leases import LeaseAsk
-from ps_protocol.cluster.view import Joined, Member, MemberStats, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, Member, MemberStats, Role
 from ps_protocol.errors import Fenced, NotReady, PsError, StorageFull
 from ps_protocol.metrics.definition import HistogramValue
 from ps_protocol.metrics.server import Target
@@ -21,7 +21,6 @@ from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.metrics import CoordinatorMetrics, targets
 from ps_server.coordinator.placement.move_plan import Wish
 from ps_server.coordinator.settings import ClusterSettings
@@ -58,7 +57,7 @@ class Job:
     def join(self, role: Role, index: int, *, take_over: bool = False) -> Joined:
         address = "host:1" if role is Role.SHARD else ""
         token = f"{role.value} {index} {self.now}"
-        return self.driver.join(Application(role, index, address, token, take_over=take_over))
+        return self.driver.join(JoinRequest(role, index, address, token, take_over=take_over))
 
     def beat(self, member: Member, stats: MemberStats) -> None:
         self.driver.heartbeat(member.role, member.index, member.incarnation, stats)

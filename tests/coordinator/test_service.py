@@ -10,9 +10,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.held import LogCounts, TableCounts
-from ps_protocol.cluster.view import Member, MemberStats, Role
+from ps_protocol.cluster.view import JoinRequest, Member, MemberStats, Role
 from ps_protocol.errors import (
     Fenced,
     InvalidRequest,
@@ -43,23 +43,23 @@ def client() -> Iterator[CoordinatorClient]:
 
 
 def shards(client: CoordinatorClient) -> list[Member]:
-    return [client.join(JoinSpec(Role.SHARD, i, f"127.0.0.1:{i + 1}"), f"shard {i}").member for i in range(2)]
+    return [client.join(JoinRequest(Role.SHARD, i, f"127.0.0.1:{i + 1}"), f"shard {i}").member for i in range(2)]
 
 
 def worker(client: CoordinatorClient, rank: int | None = None) -> Member:
-    return client.join(JoinSpec(Role.WORKER, rank), f"worker {rank} {threading.get_ident()}").member
+    return client.join(JoinRequest(Role.WORKER, rank), f"worker {rank} {threading.get_ident()}").member
 
 
 def test_a_join_tells_place_lease_and_seed(client: CoordinatorClient) -> None:
-    joined = client.join(JoinSpec(Role.WORKER), "a")
-    assert client.join(JoinSpec(Role.WORKER), "a") == joined
+    joined = client.join(JoinRequest(Role.WORKER), "a")
+    assert client.join(JoinRequest(Role.WORKER), "a") == joined
     assert (joined.member.index, joined.seed, joined.phase, joined.lease_seconds) == (0, 11, 0, 60.0)
     with pytest.raises(UnknownShard, match="0 to 1"):
-        client.join(JoinSpec(Role.SHARD, 2, "127.0.0.1:1"), "b")
+        client.join(JoinRequest(Role.SHARD, 2, "127.0.0.1:1"), "b")
 
 
 def test_a_shard_that_is_to_be_added_makes_the_job_larger(client: CoordinatorClient) -> None:
-    joined = client.join(JoinSpec(Role.SHARD, 2, "127.0.0.1:1", add=True), "b")
+    joined = client.join(JoinRequest(Role.SHARD, 2, "127.0.0.1:1", add=True), "b")
     view = client.get_status().view
     assert (joined.member.index, view.expected_shards, view.spare) == (2, 3, {2})
 
@@ -116,9 +116,9 @@ def test_a_watch_shows_the_cluster_now_and_after_every_change(client: Coordinato
 
 
 def test_a_watch_with_the_present_revision_waits_for_the_next_one(client: CoordinatorClient) -> None:
-    revision = client.join(JoinSpec(Role.WORKER), "a").revision
+    revision = client.join(JoinRequest(Role.WORKER), "a").revision
     stream = client.watch(revision)
-    client.join(JoinSpec(Role.WORKER), "b")
+    client.join(JoinRequest(Role.WORKER), "b")
     assert next(iter(stream)).revision == revision + 1
     stream.cancel()
 
@@ -130,7 +130,7 @@ def test_a_watch_follows_members_that_come_and_go(client: CoordinatorClient) -> 
     assert next(views).members == (*placed, first, second)
     client.leave(first)
     assert next(views).members == (*placed, second)
-    again = client.join(JoinSpec(Role.WORKER, 0), "another").member
+    again = client.join(JoinRequest(Role.WORKER, 0), "another").member
     assert next(views).members == (*placed, again, second)
     stream.cancel()
 
@@ -190,7 +190,7 @@ def test_a_parked_barrier_ends_when_its_worker_is_replaced(client: CoordinatorCl
     client.barrier(b, 0, wait_seconds=0)
     with ThreadPoolExecutor(1) as pool:
         parked = pool.submit(client.barrier, b, 0, 30.0)
-        client.join(JoinSpec(Role.WORKER, 1, take_over=True), "the new worker 1")
+        client.join(JoinRequest(Role.WORKER, 1, take_over=True), "the new worker 1")
         with pytest.raises(Fenced):
             parked.result(60)
     assert not client.barrier(a, 0, wait_seconds=0).released

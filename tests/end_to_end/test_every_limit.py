@@ -15,9 +15,9 @@ import grpc
 import numpy as np
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.leases import LeaseAsk
-from ps_protocol.cluster.view import Member, Role
+from ps_protocol.cluster.view import JoinRequest, Member, Role
 from ps_protocol.errors import InvalidRequest, PsError, Unavailable
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.v1 import shard_pb2 as pb
@@ -301,9 +301,9 @@ def of_job(limit: str, flag: str, allowed: JobLimits, spec: ModelSpec, *before: 
     settings = ClusterSettings(expected_workers=2, lease_seconds=600, limits=allowed)
     with running_coordinator(settings) as coordinator, ExitStack() as stack:
         one, other = (stack.enter_context(CoordinatorClient(coordinator.address)) for _ in range(2))
-        one.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "s")
+        one.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "s")
         workers = [
-            client.join(JoinSpec(Role.WORKER, rank), f"w{rank}").member for rank, client in ((0, one), (1, other))
+            client.join(JoinRequest(Role.WORKER, rank), f"w{rank}").member for rank, client in ((0, one), (1, other))
         ]
         for each in before:
             one.declare_model(workers[0], each)
@@ -360,7 +360,7 @@ def test_a_limit_is_told_counted_and_costs_others_nothing(limit):
 def test_the_name_of_a_dataset_has_the_limit_of_the_job():
     settings = ClusterSettings(expected_workers=1, lease_seconds=600, limits=JobLimits(max_name_bytes=8))
     with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
-        worker: Member = client.join(JoinSpec(Role.WORKER, 0), "w").member
+        worker: Member = client.join(JoinRequest(Role.WORKER, 0), "w").member
         with pytest.raises(InvalidRequest, match=r"the name of a dataset is too long.*--max-name-bytes"):
             client.lease_data(worker, LeaseAsk("d" * 9, 10, 0, 1, 1))
         counted(coordinator.limit_counts, names.NAMES)

@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.lease import MemberLease
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.job_state import expiring
-from ps_protocol.cluster.view import Member, Role
+from ps_protocol.cluster.view import JoinRequest, Member, Role
 from ps_protocol.errors import Fenced, NonFiniteGradient, PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.security import callers, expiry, tls
@@ -91,7 +91,7 @@ def test_slices_move_and_rest_in_a_checkpoint(lab, tmp_path):
 
 def refusal(client: CoordinatorClient, role: Role = Role.WORKER, index: int | None = None) -> str:
     with pytest.raises((Unauthenticated, PermissionDenied)) as caught:
-        Membership.join(client, JoinSpec(role, index), 90.0)
+        Membership.join(client, JoinRequest(role, index), 90.0)
     return str(caught.value)
 
 
@@ -401,7 +401,7 @@ def test_a_member_whose_token_is_withdrawn_loses_its_place(lab):
         client = job.exits.enter_context(
             CoordinatorClient(job.address, Security(SecuritySettings(token_file=lab.path / "worker.token"), WORKER))
         )
-        member = job.exits.enter_context(Membership.join(client, JoinSpec(Role.WORKER, 0), 20.0))
+        member = job.exits.enter_context(Membership.join(client, JoinRequest(Role.WORKER, 0), 20.0))
         kept = (lab.path / "worker.token").read_text()
         (lab.path / "tokens").write_text((lab.path / "tokens").read_text().replace(kept, ""))
         wait_until(lambda: member.fenced is not None)
@@ -499,8 +499,8 @@ def test_no_nan_of_a_worker_that_calls_it_finite_gets_into_the_parameters(lab, t
 def test_a_member_speaks_for_itself_alone(lab):
     with running_job(shards=1, workers=2, lab=lab) as job:
         client = job.exits.enter_context(CoordinatorClient(job.address, security_of(lab, "worker")))
-        one = job.exits.enter_context(Membership.join(client, JoinSpec(Role.WORKER, 0), 20.0))
-        two = job.exits.enter_context(Membership.join(client, JoinSpec(Role.WORKER, 1), 20.0))
+        one = job.exits.enter_context(Membership.join(client, JoinRequest(Role.WORKER, 0), 20.0))
+        two = job.exits.enter_context(Membership.join(client, JoinRequest(Role.WORKER, 1), 20.0))
         stolen = client.sessions.of(one.member).token
         client.sessions.of(two.member).renew(stolen)
         with pytest.raises(PermissionDenied, match="names another member than its session"):

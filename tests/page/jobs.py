@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.cluster.view import Joined, MemberStats, Role
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role
 from ps_protocol.model.spec import Consistency
 from ps_protocol.security.security import Security
 from ps_server.coordinator.driver import Driver
@@ -72,7 +72,7 @@ class PagedCoordinator:
     def join(self, role: Role, index: int) -> Joined:
         with CoordinatorClient(self.address) as client:
             address = f"127.0.0.1:{7000 + index}" if role is Role.SHARD else ""
-            return client.join(JoinSpec(role, index, address), f"{role.value} {index} {self.address}")
+            return client.join(JoinRequest(role, index, address), f"{role.value} {index} {self.address}")
 
     def connect_and_vanish(self, joined: Joined) -> None:
         """The connection of this member begins and ends, as that of a process that is killed."""

@@ -48,8 +48,8 @@ def test_characters_to_keep_are_kept():
 
 
 def test_metric_names_and_transports_are_escaped_where_they_enter():
-    message = convert.stats_to_pb(MemberStats(metrics={CLEARS_SCREEN: 1.0}, transport="shm\x07"))
-    stats = convert.stats_from_pb(message)
+    message = convert.STATS.to_pb(MemberStats(metrics={CLEARS_SCREEN: 1.0}, transport="shm\x07"))
+    stats = convert.STATS.from_pb(message)
     assert stats.metrics == {"loss\\x1b[2J": 1.0}
     assert stats.transport == "shm\\x07"
 
@@ -60,7 +60,7 @@ def test_status_names_addresses_and_ends_are_escaped_where_they_enter():
         members=[pb.MemberStatus(member=pb.Member(role=1, address="a\x1b:1"), host="h\n", gone="left: \x1b]0;t\x07")],
     )
     told.view.consistency.mode = 1
-    status = convert.status_from_pb(told)
+    status = convert.STATUS.from_pb(told)
     (entry,) = status.members
     assert (entry.member.address, entry.host, entry.gone) == ("a\\x1b:1", "h\\n", "left: \\x1b]0;t\\x07")
     assert status.view.moving == "x\\x1b"

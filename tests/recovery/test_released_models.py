@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.closed_model import ClosedModelAsk
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.errors import ModelReleased
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, Variable
@@ -32,7 +32,7 @@ def test_both_are_killed_and_come_back_without_the_model(launch, point):
             return any(each.stats.held_bytes == nbytes for each in client.get_status().members)
 
         def worker(token):
-            return client.join(JoinSpec(Role.WORKER, 0, take_over=True), token, 30.0).member
+            return client.join(JoinRequest(Role.WORKER, 0, take_over=True), token, 30.0).member
 
         first = worker("one")
         placed = client.declare_model(first, SPEC, 30.0)

@@ -10,7 +10,7 @@ import pytest
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.tables import Eviction, RowLife, TableSpec
-from ps_protocol.wire.convert.headers import bucket_headers_from_pb, bucket_headers_to_pb
+from ps_protocol.wire.convert.shard import BUCKET_HEADER
 from ps_server.tables.bucket_contents import MAX_UPDATES, BucketContents
 from ps_server.tables.table import ShardTable
 from tests.tables.samples import NO_IDS, random_ids, same, spec, table, use, values
@@ -29,7 +29,7 @@ def _trained(declared: TableSpec, seed: int = 1, steps: int = 6) -> ShardTable:
 
 def _sent(held: ShardTable, bucket: int) -> BucketContents:
     contents = held.contents(bucket)
-    (header,) = bucket_headers_from_pb(bucket_headers_to_pb([contents.header(3)]))
+    (header,) = BUCKET_HEADER.all_from_pb(BUCKET_HEADER.all_to_pb([contents.header(3)]))
     return BucketContents.read(held.spec, header, memoryview(b"".join(contents.pieces())))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import grpc
 
-from ps_protocol import PROTOCOL_VERSION, times
+from ps_protocol import times
 from ps_protocol.client.connection import CoordinatorConnection
 from ps_protocol.client.coordinator_streams import MoveStream, ScaleStream, ViewStream
 from ps_protocol.client.member_sessions import MemberSessions
@@ -26,9 +26,9 @@ from ps_protocol.cluster.view import (
     ClusterView,
     HeartbeatAnswer,
     Joined,
+    JoinRequest,
     Member,
     MemberStats,
-    Role,
     SyncWord,
 )
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
@@ -36,11 +36,9 @@ from ps_protocol.rpc.channel import open_channel
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert import cluster as convert
+from ps_protocol.wire.convert.cluster import LEASE_ANSWER, LEASE_ASK, SCALE_ASK, SCALE_ORDER, history_from_pb
 from ps_protocol.wire.convert.exchange import exchange_state_from_pb, exchange_to_pb
-from ps_protocol.wire.convert.history import history_from_pb
-from ps_protocol.wire.convert.leases import answer_from_pb, ask_to_pb
-from ps_protocol.wire.convert.model import consistency_to_pb, shard_map_from_pb, spec_to_pb
-from ps_protocol.wire.convert.scaling import ask_to_scale_to_pb, order_from_pb
+from ps_protocol.wire.convert.model import CONSISTENCY, SHARD_MAP, SPEC
 
 LINEAGE_VARIABLE = "PS_LINEAGE"
 """Set by a supervisor to the same text for all processes that it starts for one place, one after the other. Such a
@@ -49,26 +47,6 @@ process does not wait for the lease of the one before it.
 
 EXIT_UNSAVED = 74
 """Exit code of a coordinator whose last checkpoint was not written; of ps-run too."""
-
-
-@dataclass(frozen=True, slots=True)
-class JoinSpec:
-    """The place that a process requests. Without ``index`` a worker or evaluator gets the lowest free one."""
-
-    role: Role
-    index: int | None = None
-    #: host:port where a shard serves; empty for the other roles.
-    address: str = ""
-    #: Shards: the incarnation that last wrote the state of this process; 0: it has none.
-    data_incarnation: int = 0
-    #: Shards and standbys: name of the data directory; empty without one.
-    directory: str = ""
-    #: Shards: take the place only when it is vacant and this directory has everything acknowledged.
-    yields: bool = False
-    #: Shards: add a number that the job does not have yet, as a spare shard.
-    add: bool = False
-    #: Take the place from a process that may still run.
-    take_over: bool = False
 
 
 class CoordinatorClient:
@@ -110,30 +88,18 @@ class CoordinatorClient:
         """See CoordinatorConnection."""
         self._connection.connect(timeout_seconds)
 
-    def join(self, spec: JoinSpec, token: str, timeout_seconds: float = times.CALL_SECONDS) -> Joined:
+    def join(self, request: JoinRequest, token: str, timeout_seconds: float = times.CALL_SECONDS) -> Joined:
         """Become a member. ``token`` is random and the same for each repetition by one process.
 
         Raises ProtocolVersionMismatch, UnknownShard, InvalidRequest, Fenced for a shard for which newer state than
-        ``spec.data_incarnation`` exists, NotReady for a place that is not available now, or PlaceTaken for one that
+        ``request.data_incarnation`` exists, NotReady for a place that is not available now, or PlaceTaken for one that
         another process holds. Waits up to the end of its lease while that process is silent.
         """
-        request = pb.JoinRequest(
-            role=convert.role_to_pb(spec.role),
-            index=spec.index,
-            address=spec.address,
-            protocol_version=PROTOCOL_VERSION,
-            token=token,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            data_incarnation=spec.data_incarnation,
-            directory=spec.directory,
-            yields=spec.yields,
-            add=spec.add,
-            lineage=os.environ.get(LINEAGE_VARIABLE, ""),
-            take_over=spec.take_over,
-        )
-        reply = self._connection.call("Join", request, timeout_seconds)
-        joined = convert.joined_from_pb(reply, spec.role, spec.address)
+        lineage = os.environ.get(LINEAGE_VARIABLE, "")
+        request = replace(request, token=token, host=socket.gethostname(), pid=os.getpid(), lineage=lineage)
+        reply = self._connection.call("Join", convert.JOIN.to_pb(request), timeout_seconds)
+        member = Member(request.role, reply.index, reply.incarnation, request.address)
+        joined = convert.JOINED.from_pb(reply, member=member)
         if reply.session:
             self.sessions.public_key = reply.session_key
             self.sessions.of(joined.member).renew(reply.session)
@@ -205,13 +171,13 @@ class CoordinatorClient:
 
         Raises ModelMismatch, NotReady while shards are missing, InvalidRequest or Fenced.
         """
-        request = pb.DeclareModelRequest(rank=worker.index, incarnation=worker.incarnation, spec=spec_to_pb(spec))
+        request = pb.DeclareModelRequest(rank=worker.index, incarnation=worker.incarnation, spec=SPEC.to_pb(spec))
         proof = self.sessions.metadata(worker)
-        return shard_map_from_pb(self._connection.call("DeclareModel", request, timeout_seconds, metadata=proof))
+        return SHARD_MAP.from_pb(self._connection.call("DeclareModel", request, timeout_seconds, metadata=proof))
 
     def get_shard_map(self, model: str, timeout_seconds: float = times.CALL_SECONDS) -> ShardMap:
         """The shard map of ``model``. Raises UnknownModel."""
-        return shard_map_from_pb(
+        return SHARD_MAP.from_pb(
             self._connection.call("GetShardMap", pb.GetShardMapRequest(model=model), timeout_seconds)
         )
 
@@ -222,7 +188,9 @@ class CoordinatorClient:
 
         ``timeout_seconds``: as for ``barrier``. Raises NotReady, naming them, when some still do; ask again. Fenced.
         """
-        request = convert.closed_model_to_pb(worker, ask, wait_seconds)
+        request = convert.CLOSED_MODEL.to_pb(
+            ask, rank=worker.index, incarnation=worker.incarnation, wait_seconds=wait_seconds
+        )
         seconds, proof = wait_seconds + timeout_seconds, self.sessions.metadata(worker)
         self._connection.call("CloseModel", request, seconds, metadata=proof)
 
@@ -233,8 +201,8 @@ class CoordinatorClient:
 
     def set_consistency(self, consistency: Consistency, timeout_seconds: float = times.CALL_SECONDS) -> ClusterView:
         """Change the mode of the job. Raises InvalidRequest when it does not fit the cluster."""
-        request = pb.SetConsistencyRequest(consistency=consistency_to_pb(consistency))
-        return convert.view_from_pb(self._connection.call("SetConsistency", request, timeout_seconds))
+        request = pb.SetConsistencyRequest(consistency=CONSISTENCY.to_pb(consistency))
+        return convert.VIEW.from_pb(self._connection.call("SetConsistency", request, timeout_seconds))
 
     def barrier(
         self, worker: Member, phase: int, wait_seconds: float, timeout_seconds: float = times.CALL_SECONDS
@@ -247,7 +215,7 @@ class CoordinatorClient:
             rank=worker.index, incarnation=worker.incarnation, phase=phase, wait_seconds=wait_seconds
         )
         seconds, proof = wait_seconds + timeout_seconds, self.sessions.metadata(worker)
-        return convert.barrier_from_pb(self._connection.call("Barrier", request, seconds, metadata=proof))
+        return convert.BARRIER.from_pb(self._connection.call("Barrier", request, seconds, metadata=proof))
 
     def exchange(
         self,
@@ -274,9 +242,9 @@ class CoordinatorClient:
         ``timeout_seconds``: time added for a coordinator that does not answer. Raises Fenced, or InvalidRequest for
         another dataset than the one known by this name.
         """
-        request = ask_to_pb(worker, ask, wait_seconds)
+        request = LEASE_ASK.to_pb(ask, rank=worker.index, incarnation=worker.incarnation, wait_seconds=wait_seconds)
         seconds, proof = wait_seconds + timeout_seconds, self.sessions.metadata(worker)
-        return answer_from_pb(self._connection.call("LeaseData", request, seconds, metadata=proof))
+        return LEASE_ANSWER.from_pb(self._connection.call("LeaseData", request, seconds, metadata=proof))
 
     def checkpoint(self, timeout_seconds: float = times.CHECKPOINT_SECONDS) -> tuple[str, int, float]:
         """Make a checkpoint; returns its folder, its bytes, the seconds it took.
@@ -322,18 +290,18 @@ class CoordinatorClient:
         that the job cannot have, NotReady where nobody starts and ends processes, when another caller scales the job,
         and after ``timeout_seconds``; Unavailable.
         """
-        request = ask_to_scale_to_pb(ask)
+        request = SCALE_ASK.to_pb(ask)
         return ScaleStream(lambda: self._connection.stub.Scale(request), self._connection.peer, timeout_seconds)
 
     def get_order(self, timeout_seconds: float = times.CALL_SECONDS) -> ScaleOrder:
         """Which workers and shards are to run. Not repeated without an answer."""
         answer = self._connection.once("GetWorkerRequest", pb.GetWorkerRequestRequest(), timeout_seconds)
-        return order_from_pb(answer.scale)
+        return SCALE_ORDER.from_pb(answer.scale)
 
     def get_status(self, timeout_seconds: float = times.CALL_SECONDS, *, once: bool = False) -> ClusterStatus:
         """The view, and every member with its last statistics. ``once``: not repeated without an answer."""
         call = self._connection.once if once else self._connection.call
-        return convert.status_from_pb(call("GetStatus", pb.GetStatusRequest(), timeout_seconds))
+        return convert.STATUS.from_pb(call("GetStatus", pb.GetStatusRequest(), timeout_seconds))
 
     def get_history(self, timeout_seconds: float = times.CALL_SECONDS, *, last_points: int = 0) -> JobHistory:
         """The status with curves, events, checkpoints and placement. ``last_points``: of each curve; 0: all.
@@ -351,7 +319,7 @@ def _heartbeat(
         role=convert.role_to_pb(member.role),
         index=member.index,
         incarnation=member.incarnation,
-        stats=convert.stats_to_pb(stats),
+        stats=convert.STATS.to_pb(stats),
         keeps_state=keeps_state,
         sync=pb.SyncWord(number=sync.number, directory=sync.directory) if sync else None,
         journal_mark=journal_mark,

@@ -16,7 +16,7 @@ from ps_protocol.cluster.view import ClusterView, MoveProgress
 from ps_protocol.errors import NotReady, Unavailable
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.wire.convert import cluster as convert
-from ps_protocol.wire.convert.scaling import progress_of_scale_from_pb
+from ps_protocol.wire.convert.cluster import SCALE_PROGRESS
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class MoveStream(ProgressStream[MoveProgress]):
     """
 
     def __init__(self, call: Any, peer: str) -> None:
-        super().__init__(call, peer, convert.progress_from_pb)
+        super().__init__(call, peer, convert.MOVE_PROGRESS.from_pb)
 
 
 class ScaleStream:
@@ -109,7 +109,7 @@ class ScaleStream:
         begin = heard = time.monotonic()
         text = ""
         while True:
-            stream = ProgressStream(self._call(), self._peer, progress_of_scale_from_pb)
+            stream = ProgressStream(self._call(), self._peer, SCALE_PROGRESS.from_pb)
             try:
                 # What is asked for is wanted once the coordinator has answered.
                 while (progress := stream.next(self._left(begin) if text else times.SHARD_CALL_SECONDS)) is not None:

@@ -13,10 +13,10 @@ from typing import Self, TypeVar
 import grpc
 
 from ps_protocol import times
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.coordinator_streams import ViewStream
 from ps_protocol.client.lease import MemberLease
-from ps_protocol.cluster.view import ClusterView, Joined, Member, MemberStats, Role, SyncWord
+from ps_protocol.cluster.view import ClusterView, Joined, JoinRequest, Member, MemberStats, Role, SyncWord
 from ps_protocol.errors import Fenced, NotReady, PsError, Unavailable
 from ps_protocol.logs import EventLogger
 
@@ -71,7 +71,7 @@ class Membership:
     def join(
         cls,
         client: CoordinatorClient,
-        spec: JoinSpec,
+        spec: JoinRequest,
         timeout_seconds: float = times.PATIENCE_SECONDS,
         on_wait: Callable[[str], None] = log_waiting,
     ) -> Membership:

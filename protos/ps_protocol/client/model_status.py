@@ -16,7 +16,7 @@ from ps_protocol.errors import UnknownModel
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1.shard_pb2_grpc import ShardStub
-from ps_protocol.wire.convert.status import model_status_from_pb
+from ps_protocol.wire.convert.shard import model_status_from_pb
 
 
 @dataclass(frozen=True, slots=True)

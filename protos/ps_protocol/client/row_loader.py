@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol import times
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.errors import InvalidRequest, ModelMoved, PsError, Retryable, Unavailable
 from ps_protocol.model.ids import split
 from ps_protocol.model.spec import ShardMap
@@ -52,7 +52,7 @@ class RowLoader:
                 remedy="correct the name of the table, or give the right model",
             )
         self._table = known.index(table)
-        self._membership = exits.enter_context(Membership.join(client, JoinSpec(Role.EVALUATOR), times.CALL_SECONDS))
+        self._membership = exits.enter_context(Membership.join(client, JoinRequest(Role.EVALUATOR), times.CALL_SECONDS))
 
     @property
     def spec(self) -> TableSpec:

@@ -13,8 +13,7 @@ from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.wire.convert.cluster import role_from_pb
-from ps_protocol.wire.convert.scaling import order_from_pb
+from ps_protocol.wire.convert.cluster import SCALE_ORDER, role_from_pb
 
 UNANSWERED = 150
 """After so many calls, from the first on, without an answer, that is an error."""
@@ -98,7 +97,7 @@ class WorkerRequests:
                 answer = self._connection.once(
                     "GetWorkerRequest", pb.GetWorkerRequestRequest(), times.REPEATED_CALL_SECONDS
                 )
-                lost, order = tuple(map(_lost_from_pb, answer.lost)), order_from_pb(answer.scale)
+                lost, order = tuple(map(_lost_from_pb, answer.lost)), SCALE_ORDER.from_pb(answer.scale)
             except PsError as error:
                 unanswered += isinstance(error, Unavailable)
                 # One that has answered will be there again.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ps_protocol.errors import InvalidRequest
+
 
 @dataclass(frozen=True, slots=True)
 class ClosedModelAsk:
@@ -14,3 +16,7 @@ class ClosedModelAsk:
     epoch: int
     #: Drop the model on all shards, with the last worker that uses it.
     release: bool
+
+    def __post_init__(self) -> None:
+        if not self.epoch:
+            raise InvalidRequest("a model that was closed had a shard map", expected="its epoch, from 1", actual="0")

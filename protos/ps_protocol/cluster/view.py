@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.held import LogCounts, TableCounts
 from ps_protocol.cluster.job import DEFAULT_JOB
@@ -139,6 +140,38 @@ class SyncWord:
     number: int
     #: The data directory that has everything acknowledged; empty: none has.
     directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """A process that asks to join. The client fills in ``token``, ``host``, ``pid`` and ``lineage``."""
+
+    role: Role
+    #: None: the lowest free one, for a worker or evaluator.
+    index: int | None = None
+    #: host:port where a shard serves; empty for the other roles.
+    address: str = ""
+    #: Random, and the same in each repetition by one process.
+    token: str = ""
+    protocol_version: int = PROTOCOL_VERSION
+    host: str = ""
+    pid: int = 0
+    #: Shards: the incarnation that last wrote the state of this process; 0: it has none.
+    data_incarnation: int = 0
+    #: Shards and standbys: name of the data directory; empty without one. One process at a time locks it.
+    directory: str = ""
+    #: Shards: take the place only if it is vacant and this directory has every acknowledged push.
+    yields: bool = False
+    #: Shards: add the number to the job, as a spare shard, if it is new.
+    add: bool = False
+    #: The same for all processes that a supervisor starts for a place, each after the end of the previous one.
+    lineage: str = ""
+    #: Take the place from a process that may be alive.
+    take_over: bool = False
+
+    def adds(self, shards: int) -> bool:
+        """Whether this shard is added to a job of ``shards`` shards."""
+        return self.add and self.role is Role.SHARD and self.index is not None and self.index >= shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.v1 import common_pb2 as pb
-from ps_protocol.wire.convert.enums import enum_member
+from ps_protocol.wire.convert.fields import EnumNumbers
 
 DEFAULT_RATIO = 0.01
 """Share of the elements that top-k sends when nothing else is said."""
@@ -23,7 +23,7 @@ class WireFormat(enum.Enum):
     TOPK = "topk"
 
 
-_FORMATS: dict[WireFormat, pb.WireFormat] = {f: getattr(pb, f"WIRE_FORMAT_{f.name}") for f in WireFormat}
+_FORMATS = EnumNumbers(WireFormat, pb.WireFormat.DESCRIPTOR, WireFormat.RAW)
 
 
 def _is_ratio(ratio: float) -> bool:
@@ -75,12 +75,12 @@ def _not_a_wire(text: str) -> ConfigError:
 
 def wire_to_pb(wire: Wire) -> pb.Wire:
     """The wire form of a wire format."""
-    return pb.Wire(format=_FORMATS[wire.format], ratio=wire.ratio if wire.format is WireFormat.TOPK else 0.0)
+    return pb.Wire(format=_FORMATS.numbers[wire.format], ratio=wire.ratio if wire.format is WireFormat.TOPK else 0.0)
 
 
 def wire_from_pb(message: pb.Wire) -> Wire:
     """An empty message is raw. Raises InvalidRequest for a format unknown here or a ratio out of range."""
-    wire_format = enum_member(_FORMATS, message.format or pb.WIRE_FORMAT_RAW, "wire format")
+    wire_format = _FORMATS.member(message.format, "wire format")
     if wire_format is not WireFormat.TOPK:
         return Wire(wire_format)
     if not _is_ratio(message.ratio):

@@ -7,7 +7,7 @@ import asyncio
 from ps_protocol.cluster.view import Role
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.v1 import common_pb2
-from ps_protocol.wire.convert.model import shard_map_to_pb, spec_from_pb
+from ps_protocol.wire.convert.model import SHARD_MAP, SPEC
 from ps_server.coordinator.driver import Driver
 
 
@@ -29,7 +29,7 @@ class DeclarationThread:
         self._driver.check_member(Role.WORKER, rank, incarnation)
         async with self._turn:
             self._driver.check_member(Role.WORKER, rank, incarnation)
-            read = await asyncio.to_thread(spec_from_pb, spec)
+            read = await asyncio.to_thread(SPEC.from_pb, spec)
             plan = self._driver.plan(rank, incarnation, read)
             made = await asyncio.to_thread(plan.make)
             return await self._message(self._driver.adopt(rank, incarnation, plan, made))
@@ -42,7 +42,7 @@ class DeclarationThread:
         name = shard_map.spec.name
         known, message = self._messages.get(name, (None, None))
         if message is None or known is not shard_map:
-            message = await asyncio.to_thread(shard_map_to_pb, shard_map)
+            message = await asyncio.to_thread(SHARD_MAP.to_pb, shard_map)
             self._messages[name] = shard_map, message
             for released in self._messages.keys() - self._driver.shard_maps.keys():
                 del self._messages[released]

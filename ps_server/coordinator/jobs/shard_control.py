@@ -17,10 +17,8 @@ from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_protocol.wire.convert.key import ShardKey
-from ps_protocol.wire.convert.model import shard_map_to_pb
-from ps_protocol.wire.convert.quiesced import positions_from_pb, positions_to_pb
-from ps_protocol.wire.convert.status import model_status_from_pb
+from ps_protocol.wire.convert.model import SHARD_MAP
+from ps_protocol.wire.convert.shard import POSITION, ShardKey, model_status_from_pb
 from ps_server.checkpoint.format.messages import part_from_pb
 from ps_server.checkpoint.format.record import ShardPart
 
@@ -48,32 +46,32 @@ class ShardControl:
         request = pb.GetModelRequest(model=model, epoch=epoch)
         return model_status_from_pb(await self._call("GetModel", request, seconds))
 
-    async def pause(self, name: str, seconds: float) -> list[ModelPosition]:
+    async def pause(self, name: str, seconds: float) -> tuple[ModelPosition, ...]:
         """Decide about no push for ``seconds``; returns the positions of the models that have values."""
         reply = await self._call("Pause", pb.PauseRequest(quiesce=name, seconds=seconds))
-        return positions_from_pb(reply.models)
+        return POSITION.all_from_pb(reply.models)
 
-    async def catch_up(self, name: str, targets: Iterable[ModelPosition], seconds: float) -> list[ModelPosition]:
+    async def catch_up(self, name: str, targets: Iterable[ModelPosition], seconds: float) -> tuple[ModelPosition, ...]:
         """Catch up to ``targets`` and pause there, for ``seconds`` at most; returns the positions reached."""
-        request = pb.CatchUpRequest(quiesce=name, models=positions_to_pb(targets), seconds=seconds)
-        return positions_from_pb((await self._call("CatchUp", request, seconds)).models)
+        request = pb.CatchUpRequest(quiesce=name, models=POSITION.all_to_pb(targets), seconds=seconds)
+        return POSITION.all_from_pb((await self._call("CatchUp", request, seconds)).models)
 
     async def write(
         self, name: str, targets: Iterable[ModelPosition], folder: Path, full_every: int
-    ) -> tuple[list[ModelPosition], list[ShardPart]]:
+    ) -> tuple[tuple[ModelPosition, ...], list[ShardPart]]:
         """Catch up to ``targets`` and write a part of a checkpoint; returns the positions, and what was written."""
-        models = positions_to_pb(targets)
+        models = POSITION.all_to_pb(targets)
         request = pb.CaptureRequest(quiesce=name, folder=str(folder), models=models, full_every=full_every)
         reply = await self._call("Capture", request, times.CHECKPOINT_SECONDS)
-        return positions_from_pb(reply.models), [part_from_pb(part) for part in reply.parts]
+        return POSITION.all_from_pb(reply.models), [part_from_pb(part) for part in reply.parts]
 
     async def make_room(self, maps: Iterable[ShardMap], seconds: float) -> None:
         """Have memory and log for the next ``maps``; the shard goes on meanwhile."""
-        await self._call("MakeRoom", pb.MakeRoomRequest(models=map(shard_map_to_pb, maps)), seconds)
+        await self._call("MakeRoom", pb.MakeRoomRequest(models=map(SHARD_MAP.to_pb, maps)), seconds)
 
     async def prepare(self, name: str, revision: int, maps: Iterable[ShardMap], seconds: float) -> None:
         """Fetch what the next ``maps`` need; the shard stays paused until a view says how the move was decided."""
-        models = map(shard_map_to_pb, maps)
+        models = map(SHARD_MAP.to_pb, maps)
         await self._call(
             "StageReshard", pb.StageReshardRequest(quiesce=name, membership_revision=revision, models=models), seconds
         )

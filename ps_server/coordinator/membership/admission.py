@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.scaling import MOST_RANKS
-from ps_protocol.cluster.view import Member, Role
+from ps_protocol.cluster.view import JoinRequest, Member, Role
 from ps_protocol.errors import Fenced, InvalidRequest, NotReady, PlaceTaken, ProtocolVersionMismatch, UnknownShard
 from ps_server.coordinator.placement.job_limits import check_length
 
@@ -16,36 +16,6 @@ _HIGHEST_INCARNATION = 1 << 62
 
 MOST_SHARDS = 4096
 """A higher number is taken for a mistake: all numbers below it would be added as well."""
-
-
-@dataclass(frozen=True, slots=True)
-class Application:
-    """A process that asks to join."""
-
-    role: Role
-    #: None: the lowest free one.
-    index: int | None
-    address: str
-    token: str
-    protocol_version: int = PROTOCOL_VERSION
-    host: str = ""
-    pid: int = 0
-    #: Shards: the incarnation that wrote the state in its directory; 0 without state.
-    data_incarnation: int = 0
-    #: Shards and standbys: name of the data directory; empty without one. It is locked by one process at a time.
-    directory: str = ""
-    #: Shards: take the place only if it is vacant and this directory holds every acknowledged push.
-    yields: bool = False
-    #: Shards: add the number to the job if it is new.
-    add: bool = False
-    #: The same for all processes that a supervisor starts for a place, each after the end of the previous one.
-    lineage: str = ""
-    #: Take the place from a process that may be alive.
-    take_over: bool = False
-
-    def adds(self, shards: int) -> bool:
-        """Whether this shard is added to a job of ``shards`` shards."""
-        return self.add and self.role is Role.SHARD and self.index is not None and self.index >= shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +34,7 @@ class StateCopies:
         return bool(directory) and directory in (self.writer, self.standby)
 
 
-def check_applicant(ask: Application, shards: int, workers: int) -> None:
+def check_applicant(ask: JoinRequest, shards: int, workers: int) -> None:
     """Raises ProtocolVersionMismatch, InvalidRequest, or UnknownShard for a number not in the range of ``shards``.
 
     A shard to be added may have a higher number. ``workers``: the most workers; 0 for any number.
@@ -116,7 +86,7 @@ def check_applicant(ask: Application, shards: int, workers: int) -> None:
         )
 
 
-def check_repetition(ask: Application, first: Member) -> None:
+def check_repetition(ask: JoinRequest, first: Member) -> None:
     """Raises InvalidRequest when ``ask``, with the token of ``first``, is for another place."""
     if ask.role is not first.role or ask.index not in (None, first.index):
         raise InvalidRequest(
@@ -127,7 +97,7 @@ def check_repetition(ask: Application, first: Member) -> None:
         )
 
 
-def check_vacant(ask: Application, holder: Application | None, held: str) -> None:
+def check_vacant(ask: JoinRequest, holder: JoinRequest | None, held: str) -> None:
     """Raises NotReady or PlaceTaken when ``ask`` may not take its place from ``holder``, a member.
 
     It may if it proves that the holder is dead: it has locked the directory of the holder, or one supervisor started
@@ -168,7 +138,7 @@ def check_free_rank(workers: int, live: Collection[int]) -> None:
         )
 
 
-def check_state(ask: Application, newest: int, copies: StateCopies) -> None:
+def check_state(ask: JoinRequest, newest: int, copies: StateCopies) -> None:
     """Raises when ``ask`` brings older state than incarnation ``newest`` wrote for its place, to ``copies``.
 
     NotReady for one that yields, else Fenced. A process without state may take any place unless it yields: it cannot

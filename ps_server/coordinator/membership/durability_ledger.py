@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ps_protocol.cluster.view import Member, SyncWord
-from ps_server.coordinator.membership.admission import Application, StateCopies, check_state
+from ps_protocol.cluster.view import JoinRequest, Member, SyncWord
+from ps_server.coordinator.membership.admission import StateCopies, check_state
 
 
 class DurabilityLedger:
@@ -28,11 +28,11 @@ class DurabilityLedger:
         """The directories that hold that state."""
         return dict(self._copies)
 
-    def check(self, ask: Application, index: int) -> None:
+    def check(self, ask: JoinRequest, index: int) -> None:
         """Raises Fenced or NotReady when ``ask`` must not serve shard ``index`` with its state."""
         check_state(ask, self._newest.get(index, 0), self._copies.get(index, StateCopies()))
 
-    def take_over(self, ask: Application, index: int) -> None:
+    def take_over(self, ask: JoinRequest, index: int) -> None:
         """``ask`` serves shard ``index`` from now on. Raises what ``check`` does."""
         self.check(ask, index)
         newest = self._newest.get(index, 0)

@@ -7,10 +7,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ps_protocol.cluster.view import Joined, Member, MemberStats, MemberStatus, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, Member, MemberStats, MemberStatus, Role
 from ps_protocol.errors import Fenced
 from ps_server.coordinator import times
-from ps_server.coordinator.membership.admission import Application
 
 GONE_KEPT = 32
 """How many former members are remembered for status, and in the journal."""
@@ -34,7 +33,7 @@ Key = tuple[Role, int]
 class SavedMember:
     """The persisted part of a live member: what it asked and what it was told. Never changes."""
 
-    application: Application
+    application: JoinRequest
     joined: Joined
 
 

@@ -7,11 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ps_protocol.cluster.scaling import ENDED
-from ps_protocol.cluster.view import BarrierState, Joined, Member, MemberStats, MemberStatus, Role, SyncWord
+from ps_protocol.cluster.view import (
+    BarrierState,
+    Joined,
+    JoinRequest,
+    Member,
+    MemberStats,
+    MemberStatus,
+    Role,
+    SyncWord,
+)
 from ps_protocol.errors import DamagedData
 from ps_server.coordinator.changes import CurrentView, StateChange
 from ps_server.coordinator.membership.admission import (
-    Application,
     StateCopies,
     check_applicant,
     check_free_rank,
@@ -141,7 +149,7 @@ class MembershipState:
         """How often each member of ``role`` was heard of, by number and incarnation."""
         return self._members.beats(role)
 
-    def is_silent(self, ask: Application, begin: Mapping[tuple[int, int], int]) -> bool:
+    def is_silent(self, ask: JoinRequest, begin: Mapping[tuple[int, int], int]) -> bool:
         """Whether the holder of the place, or of any place of the role, has not been heard of since ``begin``."""
         holders = {key: beats for key, beats in self.heard(ask.role).items() if ask.index in (None, key[0])}
         return any(begin.get(key) == beats for key, beats in holders.items())
@@ -150,7 +158,7 @@ class MembershipState:
         """The live members with their statistics, then the last ones that left or were lost."""
         return self._members.statuses(now)
 
-    def join(self, ask: Application, now: float) -> StateChange[Joined]:
+    def join(self, ask: JoinRequest, now: float) -> StateChange[Joined]:
         """Give ``ask`` a place and a new incarnation; a repetition gets the first answer again.
 
         The previous holder of the place is fenced, but only by a process that proves to follow its end, or that was
@@ -326,7 +334,7 @@ class MembershipState:
         """Whether the job starts now, on the shards ``used``. The caller changes the view."""
         return not self._view.now.started and self._quorum.complete(used, self._members)
 
-    def _check_journalled(self, ask: Application) -> None:
+    def _check_journalled(self, ask: JoinRequest) -> None:
         """Raises DamagedData for state of an incarnation that this coordinator's journal should have handed out."""
         handed_out = self._next_incarnation > ask.data_incarnation not in self._unused_incarnations
         if self._journalled and not handed_out:

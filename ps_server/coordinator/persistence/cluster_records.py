@@ -10,14 +10,14 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster.exchange import ExchangeKey
-from ps_protocol.cluster.view import Joined, Member, MemberStats, MemberStatus, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, Member, MemberStats, MemberStatus, Role
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode, ShardMap, StalePolicy
 from ps_protocol.records import fields_of
 from ps_protocol.wire.convert.exchange import exchange_record_from_bytes, exchange_record_to_bytes
 from ps_protocol.wire.convert.model import shard_map_from_bytes, shard_map_to_bytes
 from ps_server.coordinator.exchanges.records import CompleteExchange, ExchangeRecords
-from ps_server.coordinator.membership.admission import Application, StateCopies
+from ps_server.coordinator.membership.admission import StateCopies
 from ps_server.coordinator.membership.members import Key, SavedMember
 from ps_server.coordinator.membership.scaling import WantedSize
 from ps_server.coordinator.membership.state import MembershipRecords
@@ -254,7 +254,7 @@ def _place_to(place: SavedMember) -> dict[str, Any]:
 
 
 def _place_from(plain: dict[str, Any], seed: int) -> SavedMember:
-    ask = Application(**plain["applicant"] | {"role": Role(plain["applicant"]["role"])})
+    ask = JoinRequest(**plain["applicant"] | {"role": Role(plain["applicant"]["role"])})
     member = Member(ask.role, plain["index"], plain["incarnation"], ask.address)
     joined = Joined(member, plain["lease_seconds"], plain["heartbeat_seconds"], plain["revision"], seed, plain["phase"])
     return SavedMember(ask, joined)

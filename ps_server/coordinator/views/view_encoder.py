@@ -42,5 +42,5 @@ class ViewEncoder:
             if member.incarnation not in known:
                 known[member.incarnation] = convert.encoded_member(member)
         # Encoded messages one after the other are one message, with the members of all.
-        rest = convert.view_to_pb(replace(view, members=())).SerializeToString()
+        rest = convert.VIEW.to_pb(replace(view, members=())).SerializeToString()
         return rest + b"".join([known[member.incarnation] for member in view.members])

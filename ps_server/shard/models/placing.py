@@ -11,7 +11,7 @@ from ps_protocol.errors import NotReady
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ModelSpec, ShardMap
-from ps_protocol.wire.convert.model import shard_map_to_pb
+from ps_protocol.wire.convert.model import SHARD_MAP
 from ps_server import tables
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.log.entries import Placed, Resharded
@@ -93,7 +93,7 @@ async def new_state(context: ShardContext, shard_map: ShardMap, held: Iterable[S
     check_fits(context.shard, shard_map, held, context.max_model_bytes)
     # First the model: one that cannot be made here must not be in the log, which could never be replayed.
     model = new_model(shard_map, context.shard)
-    await context.write(Placed(shard_map), shard_map_to_pb(shard_map).ByteSize())
+    await context.write(Placed(shard_map), SHARD_MAP.to_pb(shard_map).ByteSize())
     return model
 
 

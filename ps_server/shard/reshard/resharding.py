@@ -17,8 +17,8 @@ from ps_protocol.errors import InternalError, ModelMoved, PsError, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
-from ps_protocol.wire.convert.headers import state_headers_to_pb
-from ps_protocol.wire.convert.model import shard_map_to_pb
+from ps_protocol.wire.convert.model import SHARD_MAP
+from ps_protocol.wire.convert.shard import STATE_HEADER
 from ps_server.log.entries import Resharded, StagedReshard
 from ps_server.optimizers.state_bytes import describe
 from ps_server.shard import times
@@ -99,7 +99,7 @@ class Resharding:
             sources = {plan.source for plan in transfer_plan(model.layout.shard_map, shard_map, self._context.shard)}
             calls = (self._registry.sources.connect(source, model.name) for source in sources)
             await asyncio.gather(*calls, return_exceptions=True)
-            message = 2 * shard_map_to_pb(shard_map).ByteSize() + _MESSAGE_BYTES
+            message = 2 * SHARD_MAP.to_pb(shard_map).ByteSize() + _MESSAGE_BYTES
             sizes += (coming + message, _COMMIT_BYTES)
             largest = max(largest, layout.region_bytes)
         self._rest_later()
@@ -201,8 +201,8 @@ class Resharding:
 
     async def _log(self, arrived: Sequence[tuple[ShardModel, StagedReshard]]) -> None:
         for _, staged in arrived:
-            message = shard_map_to_pb(staged.shard_map).ByteSize()
-            state = state_headers_to_pb(describe(staged.entries))
+            message = SHARD_MAP.to_pb(staged.shard_map).ByteSize()
+            state = STATE_HEADER.all_to_pb(describe(staged.entries))
             message += sum(tensor.ByteSize() + 8 for tensor in state) + 8 * len(staged.incoming)
             message += _BUCKET_BYTES * len(staged.buckets)
             size = staged.nbytes + message

@@ -19,7 +19,7 @@ from ps_protocol.model.spec import ShardMap
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import SAVE_BUCKETS_REPLIES, SAVE_REPLIES, ChunkedStream, ChunkReceiver
-from ps_protocol.wire.convert.headers import bucket_headers_from_pb, state_headers_from_pb
+from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_server.consistency import TrackerState
 from ps_server.consistency.messages import pushes_from_pb
 from ps_server.log.entries import StagedReshard
@@ -134,7 +134,7 @@ class _Source:
         slices = [there for there, _ in self._parcel.slices]
         call = self._call(_SAVE, pb.SaveRequest(model=self._held.spec.name, epoch=self._held.epoch, slices=slices))
         header = pb.SaveReply.FromString(await self._next(call)).header
-        entries = self._allocate(state_headers_from_pb(header.state))
+        entries = self._allocate(STATE_HEADER.all_from_pb(header.state))
         pieces = [into, *(tensor_bytes(tensor) for _, tensor in entries)]
         await self._receive(call, SAVE_REPLIES, pieces, header.payload_bytes)
         self._knows(header)
@@ -150,7 +150,7 @@ class _Source:
         found = []
         for number in numbers:
             reply = pb.SaveBucketsReply.FromString(await self._next(call))
-            (header,) = bucket_headers_from_pb([reply.bucket])
+            (header,) = BUCKET_HEADER.all_from_pb([reply.bucket])
             if reply.WhichOneof("body") != "bucket" or header.bucket != number:
                 raise self._unexpected(f"bucket {number}", reply.WhichOneof("body") or "nothing")
             payload = memoryview(bytearray(header.payload_bytes))

@@ -20,7 +20,7 @@ from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import FOLLOW_REPLIES, ChunkReceiver
 from ps_protocol.wire.convert import model as convert_model
-from ps_protocol.wire.convert.headers import bucket_headers_from_pb, state_headers_from_pb
+from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_server.consistency.messages import pushes_from_pb
 from ps_server.log.manifest import ModelPart
 from ps_server.log.reader import RecordParser
@@ -219,7 +219,7 @@ class LogFollower:
             match message.WhichOneof("body"):
                 case "model":
                     tracker = pushes_from_pb(message.model.pushes)
-                    shard_map = convert_model.shard_map_from_pb(message.model.shard_map)
+                    shard_map = convert_model.SHARD_MAP.from_pb(message.model.shard_map)
                     initialised, after = message.model.initialised, message.model.tracker_number
                     writer.begin_model(ModelPart(shard_map, initialised, tracker, after))
                 case "block":
@@ -232,11 +232,15 @@ class LogFollower:
     async def _block(self, call: Call, writer: SnapshotWriter, header: pb.BlockCopy) -> None:
         data = await self._payload(call, header.payload_bytes)
         block = Block(header.first, header.last, header.begin, header.end)
-        await finished(to_thread(writer.write_copy, block, header.number, [data], state_headers_from_pb(header.state)))
+        await finished(
+            to_thread(writer.write_copy, block, header.number, [data], STATE_HEADER.all_from_pb(header.state))
+        )
 
     async def _buckets(self, call: Call, writer: SnapshotWriter, header: pb.BucketsCopy) -> None:
         data = await self._payload(call, sum(bucket.payload_bytes for bucket in header.buckets))
-        await finished(to_thread(writer.write_buckets, header.number, bucket_headers_from_pb(header.buckets), [data]))
+        await finished(
+            to_thread(writer.write_buckets, header.number, BUCKET_HEADER.all_from_pb(header.buckets), [data])
+        )
 
     async def _payload(self, call: Call, size_bytes: int) -> memoryview:
         data = memoryview(bytearray(size_bytes))

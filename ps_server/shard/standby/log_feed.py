@@ -24,7 +24,7 @@ from ps_protocol.logs import EventLogger
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import FOLLOW_REPLIES
 from ps_protocol.wire.convert import model as convert_model
-from ps_protocol.wire.convert.headers import bucket_headers_to_pb, state_headers_to_pb
+from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_protocol.wire.frames import encode_chunk
 from ps_server.consistency.messages import pushes_to_pb
 from ps_server.log.durable import DurableLog
@@ -293,7 +293,7 @@ async def _copy_model(context: Context, model: ShardModel) -> None:
     await _write(
         context,
         model=pb.ModelCopy(
-            shard_map=convert_model.shard_map_to_pb(part.shard_map),
+            shard_map=convert_model.SHARD_MAP.to_pb(part.shard_map),
             initialised=part.initialised,
             pushes=pushes_to_pb(part.tracker),
             tracker_number=part.tracker_number,
@@ -310,7 +310,7 @@ async def _copy_model(context: Context, model: ShardModel) -> None:
             begin=block.begin,
             end=block.end,
             number=number,
-            state=state_headers_to_pb(describe(entries)),
+            state=STATE_HEADER.all_to_pb(describe(entries)),
             payload_bytes=sum(map(len, pieces)),
         )
         await _write(context, block=header)
@@ -321,7 +321,7 @@ async def _copy_model(context: Context, model: ShardModel) -> None:
         if not group:
             return
         await _write(
-            context, buckets=pb.BucketsCopy(buckets=bucket_headers_to_pb(describe_buckets(group)), number=number)
+            context, buckets=pb.BucketsCopy(buckets=BUCKET_HEADER.all_to_pb(describe_buckets(group)), number=number)
         )
         await _write_payload(context, [piece for _, contents in group for piece in contents.pieces()])
 

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership, OnFenced, OnView, log_waiting
-from ps_protocol.cluster.view import TOOK_OVER, ClusterView, Member, Role
+from ps_protocol.cluster.view import TOOK_OVER, ClusterView, JoinRequest, Member, Role
 from ps_protocol.errors import Fenced, InternalError, NotReady, StorageFull, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_server.shard import times
@@ -28,7 +28,7 @@ class Standby:
     def __init__(
         self,
         client: CoordinatorClient,
-        wanted: JoinSpec,
+        wanted: JoinRequest,
         follower: LogFollower,
         timeout_seconds: float,
         stop: asyncio.Event,
@@ -81,12 +81,12 @@ class Standby:
     async def _try(self) -> Membership | None:
         """Ask for the place."""
         await self._follower.settled()
-        spec = JoinSpec(
+        spec = JoinRequest(
             Role.SHARD,
             self._follower.shard,
             self._wanted.address,
-            self._follower.incarnation,
-            self._wanted.directory,
+            data_incarnation=self._follower.incarnation,
+            directory=self._wanted.directory,
             yields=True,
             add=self._wanted.add,
         )
@@ -104,7 +104,7 @@ class Standby:
             return None
 
     async def _join_as_standby(self) -> Membership | None:
-        spec = JoinSpec(Role.STANDBY, self._follower.shard, directory=self._wanted.directory)
+        spec = JoinRequest(Role.STANDBY, self._follower.shard, directory=self._wanted.directory)
         while not self._stop.is_set():
             try:
                 membership = await joined(self._client, spec, self._timeout_seconds, self._stop)
@@ -177,7 +177,7 @@ class Standby:
 
 
 async def joined(
-    client: CoordinatorClient, spec: JoinSpec, timeout_seconds: float, stop: asyncio.Event
+    client: CoordinatorClient, spec: JoinRequest, timeout_seconds: float, stop: asyncio.Event
 ) -> Membership | None:
     """Become a member; None when told to stop while the coordinator is not there yet. Raises as Membership.join."""
     joining = asyncio.ensure_future(asyncio.to_thread(Membership.join, client, spec, timeout_seconds, log_waiting))

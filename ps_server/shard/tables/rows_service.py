@@ -15,7 +15,7 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.tables import Ids, RowCount
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_ROWS_REQUESTS, SAVE_BUCKETS_REPLIES, ChunkReceiver
-from ps_protocol.wire.convert.headers import bucket_headers_to_pb
+from ps_protocol.wire.convert.shard import BUCKET_HEADER
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
 from ps_server.log.entries import RowsLoaded
 from ps_server.log.row_messages import bytes_of
@@ -99,7 +99,7 @@ class RowsService:
         buckets = ((request.table, bucket) for bucket in request.buckets)
         while group := (await model.copy_buckets(buckets))[1]:
             for table, contents in group:
-                reply = pb.SaveBucketsReply(bucket=bucket_headers_to_pb([contents.header(table)])[0], pushes=pushes)
+                reply = pb.SaveBucketsReply(bucket=BUCKET_HEADER.all_to_pb([contents.header(table)])[0], pushes=pushes)
                 await write(context, reply.SerializeToString())
                 pushes = None
                 for chunk in SAVE_BUCKETS_REPLIES.chunks(contents.pieces()):

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from click.testing import CliRunner
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.cluster.view import Role
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_server.cli.psctl import main
 from ps_server.coordinator.settings import ClusterSettings
 from tests.coordinator.fake_shards import FakeShard
@@ -34,7 +34,7 @@ def running_job(kind, spec):
         job = kind(coordinator, client)
         for shard in job.shards:
             coordinator._loop.run(shard.start(add=True))
-        worker = client.join(JoinSpec(Role.WORKER), "w").member
+        worker = client.join(JoinRequest(Role.WORKER), "w").member
         client.declare_model(worker, spec)
         yield job
         for shard in job.shards:

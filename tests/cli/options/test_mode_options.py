@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import DEFAULT_STALENESS, Consistency, Mode, StalePolicy
-from ps_protocol.wire.convert.model import consistency_from_pb, consistency_to_pb
+from ps_protocol.wire.convert.model import CONSISTENCY
 from ps_server.cli.options.mode import MODES, ModeOptions
 from ps_server.coordinator.settings import check_consistency
 from ps_server.settings import configured, options
@@ -85,5 +85,5 @@ def test_a_grace_time_that_cannot_be_kept_is_refused_by_the_coordinator(consiste
 def test_a_grace_time_is_shown_and_sent_with_its_mode() -> None:
     consistency = Consistency(Mode.SYNC, backup=1, grace_seconds=0.25)
     assert str(consistency) == "sync(backup=1, grace 0.25 s)"
-    assert consistency_from_pb(consistency_to_pb(consistency)) == consistency
+    assert CONSISTENCY.from_pb(CONSISTENCY.to_pb(consistency)) == consistency
     check_consistency(consistency, expected_workers=2)

@@ -8,9 +8,9 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.closed_model import ClosedModelAsk
-from ps_protocol.cluster.view import MemberStats, Role
+from ps_protocol.cluster.view import JoinRequest, MemberStats, Role
 from ps_protocol.model.spec import Mode
 from ps_server.cli.psctl import connection, main
 from ps_server.coordinator.settings import ClusterSettings
@@ -23,8 +23,8 @@ def job():
     """A coordinator with one shard and two workers that have reported."""
     settings = ClusterSettings(expected_workers=2, lease_seconds=600)
     with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
-        shard = client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:4444"), "s").member
-        workers = [client.join(JoinSpec(Role.WORKER, rank), f"w{rank}").member for rank in range(2)]
+        shard = client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:4444"), "s").member
+        workers = [client.join(JoinRequest(Role.WORKER, rank), f"w{rank}").member for rank in range(2)]
         client.heartbeat(
             shard, MemberStats(steps=24, version=23, versions={"m": 23}, steps_per_second=4.5, bytes_per_second=2.5e6)
         )
@@ -112,8 +112,8 @@ def test_without_an_address_the_two_ways_to_give_it_are_named():
 
 def test_watching_ends_with_the_job():
     with running_coordinator(ClusterSettings()) as coordinator, CoordinatorClient(coordinator.address) as client:
-        client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:4444"), "s")
-        worker = client.join(JoinSpec(Role.WORKER, 0), "w").member
+        client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:4444"), "s")
+        worker = client.join(JoinRequest(Role.WORKER, 0), "w").member
         client.leave(worker)
         done = psctl_says("status", "--watch", "--coordinator", coordinator.address)
     assert done.exit_code == 0
@@ -125,7 +125,7 @@ def test_watching_ends_with_the_job():
 @pytest.mark.parametrize("name", ["[/red]x", "[link=http://x]y", "loss\x1b[2J"])
 def test_names_from_outside_are_shown_as_they_are_and_move_no_cursor(name):
     with running_coordinator(ClusterSettings()) as coordinator, CoordinatorClient(coordinator.address) as client:
-        worker = client.join(JoinSpec(Role.WORKER, 0), "w").member
+        worker = client.join(JoinRequest(Role.WORKER, 0), "w").member
         client.heartbeat(worker, MemberStats(metrics={name: 0.5}))
         client.leave(worker, f"{name}\nERROR forged")
         for flags in ((), ("--json",)):

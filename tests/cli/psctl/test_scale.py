@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.worker_requests import WorkerRequests
-from ps_protocol.cluster.view import Member, Role
+from ps_protocol.cluster.view import JoinRequest, Member, Role
 from ps_server.cli.psctl import main
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import TestCoordinator, running_coordinator
@@ -31,7 +31,7 @@ class Launcher(threading.Thread):
         self.workers: dict[int, Member] = {}
 
     def join_worker(self, rank: int) -> None:
-        self.workers[rank] = self._client.join(JoinSpec(Role.WORKER, rank), f"worker {rank}").member
+        self.workers[rank] = self._client.join(JoinRequest(Role.WORKER, rank), f"worker {rank}").member
 
     def run(self) -> None:
         while not self._closed.wait(0.01):
@@ -53,7 +53,7 @@ class Launcher(threading.Thread):
 def running(coordinator: TestCoordinator) -> Iterator[CoordinatorClient]:
     with CoordinatorClient(coordinator.address) as client:
         launcher = Launcher(client)
-        client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "shard")
+        client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "shard")
         launcher.join_worker(0)
         launcher.start()
         try:
@@ -127,7 +127,7 @@ def test_a_coordinator_that_is_lost_meanwhile_is_asked_again(tmp_path):
         coordinator.start()
         coordinator.stop()
         coordinator.start()
-        client.join(JoinSpec(Role.SHARD, 1, "127.0.0.1:2", add=True), "another shard")
+        client.join(JoinRequest(Role.SHARD, 1, "127.0.0.1:2", add=True), "another shard")
         client.move((1,), ())
         for _ in client.move((1,), ()):
             pass

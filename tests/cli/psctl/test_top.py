@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.held import LogCounts
 from ps_protocol.cluster.history import Curve, Curves, JobHistory
-from ps_protocol.cluster.view import TOOK_OVER, Member, MemberStats, Role
+from ps_protocol.cluster.view import TOOK_OVER, JoinRequest, Member, MemberStats, Role
 from ps_server.cli.psctl import main
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
@@ -33,8 +33,8 @@ def job() -> Iterator[tuple[CoordinatorClient, Member]]:
     """A coordinator with one shard and one worker that have reported."""
     settings = ClusterSettings(expected_workers=1, lease_seconds=600, heartbeat_seconds=300)
     with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
-        shard_member = client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:4444"), "s").member
-        worker_member = client.join(JoinSpec(Role.WORKER, 0), "w").member
+        shard_member = client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:4444"), "s").member
+        worker_member = client.join(JoinRequest(Role.WORKER, 0), "w").member
         client.heartbeat(shard_member, MemberStats(versions={"m": 23}, held_bytes=5000))
         client.heartbeat(worker_member, MemberStats(steps=12, steps_per_second=3.5, metrics={"loss": 0.25}))
         yield client, worker_member

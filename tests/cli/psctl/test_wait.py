@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 from click.testing import CliRunner
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.cluster.view import Role
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_server.cli.psctl import main, wait
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import running_coordinator, stopped_coordinator
@@ -31,7 +31,7 @@ def client():
 
 def join(client, role, index):
     address = "127.0.0.1:1" if role is Role.SHARD else ""
-    return client.join(JoinSpec(role, index, address), f"{role} {index}").member
+    return client.join(JoinRequest(role, index, address), f"{role} {index}").member
 
 
 def psctl_says(client, *arguments):

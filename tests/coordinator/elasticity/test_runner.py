@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.cluster.view import MemberStats, Role
+from ps_protocol.cluster.view import JoinRequest, MemberStats, Role
 from ps_protocol.errors import Unavailable
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.look import look_of
 from ps_server.coordinator.elasticity.policy import ElasticSettings
 from ps_server.coordinator.elasticity.runner import ElasticityRunner
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.placement.move_plan import Wish
 from tests.coordinator.cluster import Cluster
 from tests.coordinator.moving_job import SLICE_BYTES, Job, played
@@ -115,7 +114,7 @@ def test_lost_workers_are_asked_for_and_what_the_engine_did_is_told() -> None:
     async def body(job: Job) -> None:
         now, engine = [0.0], FakeEngine()
         runner = ElasticityRunner(job.driver, job.moves, ElasticSettings(workers=2), engine, lambda: now[0])
-        job.driver.join(Application(Role.WORKER, 1, "", "second"))
+        job.driver.join(JoinRequest(Role.WORKER, 1, "", "second"))
         await look_for(runner, now, 100)
         assert not engine.asked
         member = job.driver.view.live(Role.WORKER)[1]
@@ -156,7 +155,7 @@ def test_a_worker_that_has_left_after_training_is_not_asked_for() -> None:
     async def body(job: Job) -> None:
         now, engine = [0.0], FakeEngine()
         runner = ElasticityRunner(job.driver, job.moves, ElasticSettings(workers=2), engine, lambda: now[0])
-        job.driver.join(Application(Role.WORKER, 1, "", "second"))
+        job.driver.join(JoinRequest(Role.WORKER, 1, "", "second"))
         job.driver.leave(Role.WORKER, 1, job.driver.view.live(Role.WORKER)[1].incarnation, "")
         await look_for(runner, now, 100)
         assert not engine.asked

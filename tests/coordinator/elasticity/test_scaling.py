@@ -11,13 +11,12 @@ from contextlib import aclosing
 import pytest
 
 from ps_protocol.cluster.scaling import ScaleAsk, ScaleOrder
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.errors import InvalidRequest, NotReady, PsError, Unavailable, UnknownShard
 from ps_server.coordinator.elasticity.engines.find import find_engine
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.elasticity.look import look_of
 from ps_server.coordinator.elasticity.scaling import JobScaling
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.scaling import awaited
 from ps_server.coordinator.placement.move_plan import Wish
 from tests.coordinator.moving_job import Job, played
@@ -129,7 +128,7 @@ def test_workers_are_waited_for_and_one_that_is_ended_is_not_asked_for_again() -
         more = asyncio.create_task(scaled.ask(workers=2))
         await until(lambda: bool(scaled.told), "it waits")
         assert engine.orders[-1].ranks == {0, 1}
-        job.driver.join(Application(Role.WORKER, 1, "", "second"))
+        job.driver.join(JoinRequest(Role.WORKER, 1, "", "second"))
         await more
         assert scaled.told == ["worker 1 has to join", "the job has 2 workers and 2 shards"]
         fewer = asyncio.create_task(scaled.ask(workers=1))
@@ -207,8 +206,8 @@ def test_that_a_worker_has_trained_to_its_end_is_not_told_to_an_engine_that_woul
     async def body(job: Job) -> None:
         engine = ByCount()
         scaled = Scaled(job, engine)
-        job.driver.join(Application(Role.WORKER, 1, "", "second"))
-        job.driver.join(Application(Role.WORKER, 2, "", "third"))
+        job.driver.join(JoinRequest(Role.WORKER, 1, "", "second"))
+        job.driver.join(JoinRequest(Role.WORKER, 2, "", "third"))
         await scaled.ask(workers=3)
         leave(job, Role.WORKER, 1, "")
         assert job.driver.view.wanted_workers == 2

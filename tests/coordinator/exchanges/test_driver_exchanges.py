@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.exchange import MAX_PAYLOAD_BYTES, ExchangeKey
-from ps_protocol.cluster.view import Member, Role
+from ps_protocol.cluster.view import JoinRequest, Member, Role
 from ps_protocol.errors import DamagedData, Fenced, InvalidRequest, Unavailable
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import coordinator_pb2 as pb
@@ -125,9 +125,9 @@ def test_ranks_that_do_not_rise_and_empty_results_are_refused() -> None:
 
 def test_over_the_wire_with_refusals_of_others_than_live_workers() -> None:
     with connected(ClusterSettings(expected_workers=1, lease_seconds=60.0)) as client:
-        client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "shard")
-        member = client.join(JoinSpec(Role.WORKER), "a").member
-        evaluator = client.join(JoinSpec(Role.EVALUATOR), "b").member
+        client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "shard")
+        member = client.join(JoinRequest(Role.WORKER), "a").member
+        evaluator = client.join(JoinRequest(Role.EVALUATOR), "b").member
         assert client.exchange(member, KEY, b"x" * MAX_PAYLOAD_BYTES).payloads == {0: b"x" * MAX_PAYLOAD_BYTES}
         with pytest.raises(InvalidRequest, match="65536 bytes from one worker"):
             client.exchange(member, ExchangeKey("loss", 1), b"x" * (MAX_PAYLOAD_BYTES + 1))
@@ -144,8 +144,8 @@ def test_over_the_wire_with_refusals_of_others_than_live_workers() -> None:
 def test_a_coordinator_that_is_started_again_in_the_middle_gets_the_payloads_again(tmp_path: Path) -> None:
     settings = ClusterSettings(expected_workers=2, lease_seconds=60.0)
     with running_coordinator(settings, tmp_path) as coordinator, CoordinatorClient(coordinator.address) as client:
-        client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "shard")
-        a, b = (client.join(JoinSpec(Role.WORKER, rank), f"worker {rank}").member for rank in range(2))
+        client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "shard")
+        a, b = (client.join(JoinRequest(Role.WORKER, rank), f"worker {rank}").member for rank in range(2))
         assert not client.exchange(a, KEY, b"a").complete
         coordinator.stop()
         coordinator.start()

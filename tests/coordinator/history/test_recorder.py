@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.held import TableCounts
 from ps_protocol.cluster.history import JobHistory
-from ps_protocol.cluster.view import Joined, MemberStats, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role
 from ps_protocol.model.spec import Consistency, Mode
-from ps_protocol.wire.convert.history import history_from_pb, history_to_pb
+from ps_protocol.wire.convert.cluster import history_from_pb, history_to_pb
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.history.recorder import JobRecorder
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
 from tests.support.coordinators import connected
@@ -33,7 +32,7 @@ class Recorded:
 
     def join(self, role: Role, index: int) -> Joined:
         address = "127.0.0.1:1" if role is Role.SHARD else ""
-        return self.driver.join(Application(role, index, address, f"{role.value}{index}", PROTOCOL_VERSION, "host", 1))
+        return self.driver.join(JoinRequest(role, index, address, f"{role.value}{index}", PROTOCOL_VERSION, "host", 1))
 
     def beat(self, joined: Joined, **stats: Any) -> None:
         member = joined.member
@@ -202,7 +201,7 @@ def test_a_history_survives_the_wire() -> None:
 
 def test_a_client_gets_the_history_and_the_last_points_of_it() -> None:
     with connected(ClusterSettings(expected_shards=2)) as client:
-        client.join(JoinSpec(Role.WORKER), "a")
+        client.join(JoinRequest(Role.WORKER), "a")
         history = client.get_history(last_points=1)
         assert [str(entry.member) for entry in history.status.members] == ["worker 0"]
         assert any("worker 0 joined" in event.text for event in history.events)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
-from ps_protocol.cluster.view import Member, MemberStats, Role
+from ps_protocol.cluster.view import JoinRequest, Member, MemberStats, Role
 from ps_protocol.errors import Unavailable
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.settings import ClusterSettings
 
@@ -28,7 +27,7 @@ def ask(sequence: int, items: int = LENGTH, trained: tuple[Span, ...] = ()) -> L
 
 
 def join(driver: Driver, rank: int, token: str = "") -> Member:
-    return driver.join(Application(Role.WORKER, rank, "", token or f"worker {rank}")).member
+    return driver.join(JoinRequest(Role.WORKER, rank, "", token or f"worker {rank}")).member
 
 
 async def lease(driver: Driver, member: Member, ask: LeaseAsk, wait_seconds: float = 0.0) -> LeaseAnswer:
@@ -40,7 +39,7 @@ async def leave(driver: Driver, holder: Member) -> None:
 
 
 async def be_replaced(driver: Driver, holder: Member) -> None:
-    driver.join(Application(Role.WORKER, holder.index, "", "another", take_over=True))
+    driver.join(JoinRequest(Role.WORKER, holder.index, "", "another", take_over=True))
 
 
 async def fall_silent(driver: Driver, holder: Member) -> None:

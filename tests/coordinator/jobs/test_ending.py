@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.cluster.view import Role
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs import ending
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.shard.config import ShardConfig
 from ps_server.shard.process import serve
@@ -22,9 +21,9 @@ from tests.support.shards import wait_until
 TOKENS = count()
 
 
-def applicant(role: Role, index: int) -> Application:
+def applicant(role: Role, index: int) -> JoinRequest:
     address = "host:1" if role is Role.SHARD else ""
-    return Application(role, index, address, f"{role.value} {index} {next(TOKENS)}")
+    return JoinRequest(role, index, address, f"{role.value} {index} {next(TOKENS)}")
 
 
 async def until(condition) -> None:
@@ -115,7 +114,7 @@ def test_a_shard_that_is_to_end_with_its_job_ends_when_it_is_released(standby, t
         LoopThread() as loop,
     ):
         if standby:
-            client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "holder")
+            client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "holder")
         kept = StorageConfig(Durability.DURABLE, tmp_path) if standby else StorageConfig()
         config = ShardConfig(
             shard=0,
@@ -127,7 +126,7 @@ def test_a_shard_that_is_to_end_with_its_job_ends_when_it_is_released(standby, t
         )
         served = asyncio.run_coroutine_threadsafe(serve(config, asyncio.Event()), loop.loop)
         wait_until(lambda: bool(client.get_status().view.live(Role.STANDBY if standby else Role.SHARD)))
-        client.leave(client.join(JoinSpec(Role.WORKER, 0), "w").member)
+        client.leave(client.join(JoinRequest(Role.WORKER, 0), "w").member)
         assert client.get_status().view.finished
         assert not served.done()
         coordinator._loop.loop.call_soon_threadsafe(coordinator._driver.release)

@@ -3,7 +3,7 @@
 import pytest
 
 from ps_protocol.cluster.quiesced import ModelPosition
-from ps_protocol.wire.convert.quiesced import positions_from_pb, positions_to_pb
+from ps_protocol.wire.convert.shard import POSITION
 from ps_server.coordinator.jobs.quiesce import QuiesceLost, check_same_position
 
 APPLIED = ModelPosition("model", {(0, 5): 3, (1, 6): 2}, 1, 4)
@@ -20,4 +20,4 @@ def test_shards_that_hold_the_same_pushes_are_at_one_point():
 
 
 def test_what_is_held_is_on_the_wire():
-    assert positions_from_pb(positions_to_pb([APPLIED, HELD])) == [APPLIED, HELD]
+    assert POSITION.all_from_pb(POSITION.all_to_pb([APPLIED, HELD])) == (APPLIED, HELD)

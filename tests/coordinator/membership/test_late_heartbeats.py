@@ -7,10 +7,9 @@ import logging
 
 import pytest
 
-from ps_protocol.cluster.view import Joined, MemberStats, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role
 from ps_protocol.errors import Fenced
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.members import MANY
 from ps_server.coordinator.settings import ClusterSettings
 from tests.coordinator.cluster import Cluster
@@ -103,7 +102,7 @@ def test_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
         nonlocal now
         driver = Driver(ClusterSettings(lease_seconds=20.0, heartbeat_seconds=0.01), clock=lambda: now)
         for rank in range(MANY):
-            driver.join(Application(Role.WORKER, rank, "", f"worker {rank}"))
+            driver.join(JoinRequest(Role.WORKER, rank, "", f"worker {rank}"))
         # As if the timer had been on time, and nobody heard.
         now = 21.0
         driver.start()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ps_protocol.cluster.view import Joined, Role
-from ps_server.coordinator.membership.admission import Application
+from ps_protocol.cluster.view import Joined, JoinRequest, Role
 from ps_server.coordinator.state import ClusterState
 from tests.coordinator.cluster import Cluster
 
 
 def joins(c: Cluster, role: Role, index: int, pid: int, host: str = "h0") -> Joined:
     address, directory = ("host:1", "") if role is Role.SHARD else ("", f"kept {pid}")
-    ask = Application(role, index, address, f"token {pid} {c.now}", host=host, pid=pid, directory=directory)
+    ask = JoinRequest(role, index, address, f"token {pid} {c.now}", host=host, pid=pid, directory=directory)
     return c.state.membership.join(replace(ask, take_over=role is Role.SHARD), c.now).value
 
 

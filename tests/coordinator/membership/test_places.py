@@ -6,24 +6,23 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.view import Member, MemberStats, Role
+from ps_protocol.cluster.view import JoinRequest, Member, MemberStats, Role
 from ps_protocol.errors import Fenced, InvalidRequest, PlaceTaken, PsError
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.settings import ClusterSettings
 from tests.coordinator.cluster import Cluster
 from tests.coordinator.persistence.test_persisted_state import restarted
 from tests.support.coordinators import running_coordinator
 
-SHARD = Application(Role.SHARD, 0, "10.0.0.5:7100", "first", host="node-5", pid=77)
-WORKER = Application(Role.WORKER, 1, "", "first", host="node-5", pid=77)
+SHARD = JoinRequest(Role.SHARD, 0, "10.0.0.5:7100", "first", host="node-5", pid=77)
+WORKER = JoinRequest(Role.WORKER, 1, "", "first", host="node-5", pid=77)
 SHORT = ClusterSettings(lease_seconds=0.4, heartbeat_seconds=0.1)
 
 
 @pytest.mark.parametrize("first", [SHARD, WORKER, replace(WORKER, role=Role.EVALUATOR)])
-def test_a_second_process_does_not_fence_a_live_one(first: Application) -> None:
+def test_a_second_process_does_not_fence_a_live_one(first: JoinRequest) -> None:
     c = Cluster()
     holder = c.state.membership.join(first, 0.0).value
     c.now = 3.0
@@ -164,10 +163,10 @@ def test_who_may_not_wait_so_long_is_refused() -> None:
 def test_a_worker_beside_a_live_one_of_its_rank_is_refused_and_the_live_one_trains_on() -> None:
     settings = ClusterSettings(lease_seconds=60.0, heartbeat_seconds=0.1)
     with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
-        live = Membership.join(client, JoinSpec(Role.WORKER, 0), 20.0)
+        live = Membership.join(client, JoinRequest(Role.WORKER, 0), 20.0)
         try:
             with pytest.raises(PsError, match="worker 0 is held by another process") as caught:
-                Membership.join(client, JoinSpec(Role.WORKER, 0), 20.0)
+                Membership.join(client, JoinRequest(Role.WORKER, 0), 20.0)
             assert type(caught.value) is PlaceTaken
             live.check()
         finally:
@@ -178,5 +177,5 @@ def test_a_supervisor_s_next_process_joins_at_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PS_LINEAGE", "job 7, worker 0")
     settings = ClusterSettings(lease_seconds=600.0, heartbeat_seconds=60.0)
     with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
-        first = client.join(JoinSpec(Role.WORKER, 0), "first").member
-        assert client.join(JoinSpec(Role.WORKER, 0), "second", 5.0).member.incarnation > first.incarnation
+        first = client.join(JoinRequest(Role.WORKER, 0), "first").member
+        assert client.join(JoinRequest(Role.WORKER, 0), "second", 5.0).member.incarnation > first.incarnation

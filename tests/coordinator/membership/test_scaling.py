@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.cluster.scaling import MOST_RANKS, ScaleAsk, WorkerRange, named
-from ps_protocol.cluster.view import ClusterView, Member, Role
+from ps_protocol.cluster.view import ClusterView, JoinRequest, Member, Role
 from ps_protocol.errors import ConfigError, InvalidRequest, NotReady, PlaceTaken
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.scaling import WantedSize, awaited, lowest, scaled
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.settings import ClusterSettings
@@ -192,8 +191,8 @@ def test_where_only_the_number_counts_any_worker_may_end():
 
 def test_a_worker_that_has_left_after_training_is_done_until_one_of_its_rank_joins_again():
     driver = Driver(ClusterSettings(least_workers=1, most_workers=8, lease_seconds=600))
-    driver.join(Application(Role.SHARD, 0, "host:1", "shard"))
-    members = [driver.join(Application(Role.WORKER, rank, "", f"worker {rank}")).member for rank in range(3)]
+    driver.join(JoinRequest(Role.SHARD, 0, "host:1", "shard"))
+    members = [driver.join(JoinRequest(Role.WORKER, rank, "", f"worker {rank}")).member for rank in range(3)]
     driver.leave(Role.WORKER, 0, members[0].incarnation, "")
     assert driver.wanted.done == {0}
     wanted = driver.scale(ScaleAsk(workers=1))
@@ -202,7 +201,7 @@ def test_a_worker_that_has_left_after_training_is_done_until_one_of_its_rank_joi
     assert (driver.wanted.ending, driver.wanted.done) == (frozenset(), {0})
     # Its process may go on: the next ones have ranks of their own.
     assert driver.scale(ScaleAsk(workers=3)).ranks == {1, 2, 3}
-    driver.join(Application(Role.WORKER, 0, "", "again"))
+    driver.join(JoinRequest(Role.WORKER, 0, "", "again"))
     assert driver.wanted.done == frozenset()
 
 
@@ -218,8 +217,8 @@ def test_a_coordinator_that_is_started_again_keeps_what_is_wanted_and_a_new_run_
     settings = ClusterSettings(least_workers=1, most_workers=8, lease_seconds=600)
     with Journal.open(tmp_path) as journal:
         driver = Driver(settings, journal=journal)
-        driver.join(Application(Role.SHARD, 0, "host:1", "shard"))
-        worker = driver.join(Application(Role.WORKER, 0, "", "worker")).member
+        driver.join(JoinRequest(Role.SHARD, 0, "host:1", "shard"))
+        worker = driver.join(JoinRequest(Role.WORKER, 0, "", "worker")).member
         wanted = driver.scale(ScaleAsk(3, 2))
     with Journal.open(tmp_path) as journal:
         driver = Driver(settings, journal=journal)

@@ -3,14 +3,13 @@ import gc
 import pytest
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.cluster.view import MemberStats, Role
+from ps_protocol.cluster.view import JoinRequest, MemberStats, Role
 from ps_protocol.errors import (
     Fenced,
     InvalidRequest,
     ProtocolVersionMismatch,
     UnknownShard,
 )
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.members import GONE_KEPT
 from tests.coordinator.cluster import Cluster
 
@@ -44,7 +43,7 @@ def test_the_token_of_another_place_gets_no_membership(role: Role, index: int) -
     c.worker(0, token="mine")
     view = c.state.view
     with pytest.raises(InvalidRequest, match="the join of another place") as caught:
-        c.state.membership.join(Application(role, index, "host:1", "mine"), 0.0)
+        c.state.membership.join(JoinRequest(role, index, "host:1", "mine"), 0.0)
     assert (caught.value.expected, caught.value.actual) == ("worker 0", f"{role.value} {index}")
     assert caught.value.remedy
     assert c.state.view is view
@@ -62,8 +61,8 @@ def test_the_revision_of_a_join_is_the_first_view_that_shows_the_member() -> Non
 def test_the_next_process_of_a_place_fences_the_one_before_it(role: Role, proof: str) -> None:
     c = Cluster()
     lineage = "job 7" if proof == "lineage" else ""
-    old = c.state.membership.join(Application(role, 0, "host:1", "first", lineage=lineage), 0.0).value
-    ask = Application(role, 0, "host:2", "other", lineage=lineage, take_over=proof == "take over")
+    old = c.state.membership.join(JoinRequest(role, 0, "host:1", "first", lineage=lineage), 0.0).value
+    ask = JoinRequest(role, 0, "host:2", "other", lineage=lineage, take_over=proof == "take over")
     decision = c.state.membership.join(ask, 0.0)
     assert f"incarnation {old.member.incarnation} is fenced" in decision.reason
     assert list(c.state.view.live(role).values()) == [decision.value.member]
@@ -77,8 +76,8 @@ def test_a_shard_number_out_of_range_is_refused_naming_the_range() -> None:
         Cluster(expected_shards=3).shard(3)
 
 
-@pytest.mark.parametrize("ask", [Application(Role.SHARD, None, "host:1", "t"), Application(Role.SHARD, 0, "", "t")])
-def test_a_shard_needs_a_number_and_an_address(ask: Application) -> None:
+@pytest.mark.parametrize("ask", [JoinRequest(Role.SHARD, None, "host:1", "t"), JoinRequest(Role.SHARD, 0, "", "t")])
+def test_a_shard_needs_a_number_and_an_address(ask: JoinRequest) -> None:
     with pytest.raises(InvalidRequest, match="number and the address"):
         Cluster().state.membership.join(ask, 0.0)
 
@@ -86,7 +85,7 @@ def test_a_shard_needs_a_number_and_an_address(ask: Application) -> None:
 def test_another_protocol_version_is_refused_naming_both() -> None:
     ours = f"worker speaks protocol version 99, the coordinator {PROTOCOL_VERSION}"
     with pytest.raises(ProtocolVersionMismatch, match=ours):
-        Cluster().state.membership.join(Application(Role.WORKER, None, "", "t", protocol_version=99), 0.0)
+        Cluster().state.membership.join(JoinRequest(Role.WORKER, None, "", "t", protocol_version=99), 0.0)
 
 
 def test_a_join_without_a_token_is_refused() -> None:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from ps_protocol.cluster.view import Joined, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, Role
 from ps_protocol.errors import Fenced, InvalidRequest
-from ps_server.coordinator.membership.admission import Application
 from tests.coordinator.cluster import Cluster
 
 
@@ -105,7 +104,7 @@ def test_a_coordinator_that_knows_nothing_accepts_any_state_and_counts_on_above_
 def test_state_that_cannot_be_is_refused(role: Role, state: int) -> None:
     c = Cluster()
     with pytest.raises(InvalidRequest, match=f"a {role.value} cannot hold state of incarnation {state}"):
-        c.state.membership.join(Application(role, 0, "host:1", "token", data_incarnation=state), 0.0)
+        c.state.membership.join(JoinRequest(role, 0, "host:1", "token", data_incarnation=state), 0.0)
     assert c.worker().member.incarnation == 100
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from ps_protocol.cluster.leases import LeaseAsk
-from ps_protocol.cluster.view import Member, MemberStats, Role
+from ps_protocol.cluster.view import JoinRequest, Member, MemberStats, Role
 from ps_protocol.errors import ConfigError, Fenced, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.settings import ClusterSettings
 from tests.coordinator.cluster import declare
@@ -51,11 +50,11 @@ def driven(folder: Path, *bodies: Callable[[Driver, CountingJournal], Coroutine[
     asyncio.run(run())
 
 
-def worker(rank: int, life: int = 0) -> Application:
-    return Application(Role.WORKER, rank, "", f"worker {rank} life {life}")
+def worker(rank: int, life: int = 0) -> JoinRequest:
+    return JoinRequest(Role.WORKER, rank, "", f"worker {rank} life {life}")
 
 
-SHARD = Application(Role.SHARD, 0, "host:1", "shard")
+SHARD = JoinRequest(Role.SHARD, 0, "host:1", "shard")
 
 
 def beat(driver: Driver, member: Member, **more: Any) -> int:
@@ -181,14 +180,14 @@ def test_a_shard_with_older_state_is_refused_after_a_restart_too(tmp_path: Path)
     async def first(driver: Driver, journal: CountingJournal) -> None:
         for state in (0, 1):
             brings = lives[0] if state else 0
-            ask = Application(Role.SHARD, 0, "host:1", f"shard {state}", data_incarnation=brings, lineage="s")
+            ask = JoinRequest(Role.SHARD, 0, "host:1", f"shard {state}", data_incarnation=brings, lineage="s")
             member = driver.join(ask).member
             beat(driver, member, keeps_state=True)
             lives.append(member.incarnation)
 
     async def second(driver: Driver, journal: CountingJournal) -> None:
         with pytest.raises(Fenced, match=f"incarnation {lives[1]}; actual: state of incarnation {lives[0]}"):
-            driver.join(Application(Role.SHARD, 0, "host:2", "old", data_incarnation=lives[0]))
+            driver.join(JoinRequest(Role.SHARD, 0, "host:2", "old", data_incarnation=lives[0]))
 
     driven(tmp_path, first, second)
 

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.view import ClusterView, Member, MemberStats, Role
+from ps_protocol.cluster.view import ClusterView, JoinRequest, Member, MemberStats, Role
 from ps_protocol.errors import DamagedData, PsError, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.coordinator import main as coordinator_main
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.main import CoordinatorConfig, serve
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.settings import ClusterSettings
 from tests.coordinator.cluster import Cluster
@@ -34,7 +33,7 @@ def told(folder: Path, copy: Path) -> tuple[Member, bytes]:
     """A member, and the mark it has of a change that the folder's ``copy`` does not know."""
     with Journal.open(folder) as journal:
         driver = Driver(SETTINGS, journal=journal)
-        member = driver.join(Application(Role.WORKER, 0, "", "token")).member
+        member = driver.join(JoinRequest(Role.WORKER, 0, "", "token")).member
         shutil.copytree(folder, copy)
         driver.set_consistency(Consistency(Mode.SSP, 2))
         assert driver.view.journal_mark == driver.journal_mark
@@ -97,7 +96,7 @@ def test_the_process_ends_with_the_true_cause(tmp_path: Path, monkeypatch: pytes
 def test_members_of_a_running_job_tell_it_by_themselves_and_keep_their_view(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running_coordinator(SETTINGS, data) as coordinator, CoordinatorClient(coordinator.address) as client:
-        worker = Membership.join(client, JoinSpec(Role.WORKER), 20.0)
+        worker = Membership.join(client, JoinRequest(Role.WORKER), 20.0)
         try:
             shutil.copytree(data, tmp_path / "copy")
             client.set_consistency(Consistency(Mode.SSP, 2))

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.cluster.view import Member, MemberStats, Role
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import JoinRequest, Member, MemberStats, Role
 from ps_protocol.errors import Fenced, InvalidRequest
 from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.spec import DType, ModelSpec, Variable
 from ps_protocol.model.tables import RowInit, TableSpec
-from ps_protocol.wire.convert.model import spec_to_pb
-from ps_server.coordinator.membership.admission import Application
+from ps_protocol.wire.convert import model as convert
 from ps_server.coordinator.placement import declaration
 from ps_server.coordinator.placement.variables import (
     Balanced,
@@ -133,21 +132,21 @@ def test_a_name_that_is_too_long_is_refused(spec: ModelSpec) -> None:
 @pytest.mark.parametrize("field", ["address", "token", "host", "directory"])
 def test_texts_of_a_join_are_short(field: str) -> None:
     c = Cluster()
-    ask = Application(Role.SHARD, 0, "host:1", "token", host="h", directory="d")
+    ask = JoinRequest(Role.SHARD, 0, "host:1", "token", host="h", directory="d")
     with pytest.raises(InvalidRequest, match=rf"the {field} of a shard that joins is too long.*at most 256 bytes"):
         c.state.membership.join(replace(ask, **{field: "x" * 257}), 0.0)
     assert not c.state.view.members
 
 
 def shard_and_worker(client: CoordinatorClient) -> Member:
-    client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "shard")
-    return client.join(JoinSpec(Role.WORKER), "worker").member
+    client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "shard")
+    return client.join(JoinRequest(Role.WORKER), "worker").member
 
 
 def test_who_is_no_member_is_refused_before_anything_of_a_model_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(ClusterSettings(lease_seconds=60.0)) as client:
         member = shard_and_worker(client)
-        monkeypatch.setattr("ps_server.coordinator.jobs.declaring.spec_from_pb", lambda spec: pytest.fail("looked at"))
+        monkeypatch.setattr("ps_server.coordinator.jobs.declaring.SPEC", None)
         with pytest.raises(Fenced):
             client.declare_model(replace(member, incarnation=member.incarnation + 7), SPEC)
 
@@ -157,7 +156,7 @@ def test_a_request_above_4_mb_is_one_typed_error() -> None:
         member = shard_and_worker(client)
         many = tuple(Variable(f"a variable with a long name {n}", (1,), DType.FLOAT32) for n in range(110_000))
         spec = replace(SPEC, variables=many)
-        assert spec_to_pb(spec).ByteSize() > 4 << 20
+        assert convert.SPEC.to_pb(spec).ByteSize() > 4 << 20
         with pytest.raises(InvalidRequest, match="does not take a message of this size"):
             client.declare_model(member, spec)
         client.heartbeat(member, MemberStats())

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ps_protocol.cluster.view import Joined, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, Role
 from ps_protocol.errors import InvalidRequest, NotReady, Unavailable, UnknownShard
 from ps_protocol.model.spec import ShardMap
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.placement.move_plan import Goal, batches, plan
 from tests.coordinator.cluster import SPEC, Cluster
 from tests.coordinator.persistence.test_persisted_state import restarted
@@ -15,7 +14,7 @@ from tests.coordinator.persistence.test_persisted_state import restarted
 
 def added(c: Cluster, index: int) -> Joined:
     c.joins += 1
-    ask = Application(Role.SHARD, index, "host:1", f"token {c.joins}", add=True, take_over=True)
+    ask = JoinRequest(Role.SHARD, index, "host:1", f"token {c.joins}", add=True, take_over=True)
     return c.state.membership.join(ask, c.now).value
 
 

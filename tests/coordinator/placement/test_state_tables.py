@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.errors import InvalidRequest, ModelMismatch, PsError, UnsupportedOptimizer
 from ps_protocol.model.spec import ModelSpec, ShardMap
 from ps_protocol.model.tables import Eviction, RowInit, RowLife
@@ -16,7 +16,6 @@ from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.checkpoint.read.match import check_same_model
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.model_differences import in_structure
 from tests.coordinator.cluster import Cluster, declare
@@ -154,8 +153,8 @@ def test_a_restored_job_has_its_tables_on_any_number_of_shards(shards: int, owne
     saved = Checkpoint(Path("/there"), Manifest("1", 0.0, facts, {"net": ModelRecord("net", known, (), (), ())}))
     driver = Driver(ClusterSettings(expected_shards=shards), saved=saved)
     for number in range(shards):
-        driver.join(Application(Role.SHARD, number, f"host:{number}", f"shard {number}"))
-    worker = driver.join(Application(Role.WORKER, 0, "", "worker")).member
+        driver.join(JoinRequest(Role.SHARD, number, f"host:{number}", f"shard {number}"))
+    worker = driver.join(JoinRequest(Role.WORKER, 0, "", "worker")).member
     faster = replace(spec.tables[0], options={**spec.tables[0].options, "lr": 1.0})
     placed = declare(driver, worker, replace(spec, tables=(faster,)))
     assert (placed.tables, placed.restored_from) == ((owners,), "/there")

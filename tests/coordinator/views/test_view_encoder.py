@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.client.coordinator_streams import ViewStream
-from ps_protocol.cluster.view import ClusterView, Joined, Member, Role
+from ps_protocol.cluster.view import ClusterView, Joined, JoinRequest, Member, Role
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.wire.convert.cluster import changed_view_from_pb, view_from_pb
-from ps_server.coordinator.membership.admission import Application
+from ps_protocol.wire.convert.cluster import VIEW, changed_view_from_pb
 from ps_server.coordinator.membership.members import Members, SavedMember
 from ps_server.coordinator.views import view_encoder
 from ps_server.coordinator.views.view_encoder import ViewEncoder
@@ -117,7 +116,7 @@ def test_members_that_have_gone_are_forgotten() -> None:
 def test_changes_since_a_view_that_was_not_told_are_refused() -> None:
     before = many(10)
     message = pb.ClusterView.FromString(ViewEncoder().encode(replace(before, revision=10), before))
-    with pytest.raises(InvalidRequest, match=r"a view that was not told.*revision 8.*revision 9"):
+    with pytest.raises(InvalidRequest, match=r"a view that did not come.*revision 8.*revision 9"):
         changed_view_from_pb(message, replace(before, revision=8))
     with pytest.raises(InvalidRequest, match="revision 0"):
         list(ViewStream([message], "the coordinator"))
@@ -126,7 +125,7 @@ def test_changes_since_a_view_that_was_not_told_are_refused() -> None:
 def test_one_who_takes_no_changes_is_sent_none() -> None:
     encoder, view = ViewEncoder(), many(10)
     encoder.encode(replace(view, revision=10), view)
-    assert view_from_pb(pb.ClusterView.FromString(encoder.encode(replace(view, revision=11)))).members == view.members
+    assert VIEW.from_pb(pb.ClusterView.FromString(encoder.encode(replace(view, revision=11)))).members == view.members
 
 
 @given(st.lists(st.tuples(st.sampled_from(Role), st.integers(0, 5))))
@@ -146,5 +145,5 @@ def test_members_are_in_the_order_of_their_roles_and_numbers(places: list[tuple[
 
 
 def _saved(member: Member) -> SavedMember:
-    ask = Application(member.role, member.index, "", f"token {member.incarnation}")
+    ask = JoinRequest(member.role, member.index, "", f"token {member.incarnation}")
     return SavedMember(ask, Joined(member, 20.0, 1.0, 1, 0, 0))

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ps_protocol.cluster.view import ClusterView, Member, Role
+from ps_protocol.cluster.view import ClusterView, JoinRequest, Member, Role
 from ps_protocol.errors import Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.times import VIEW_SECONDS
 from ps_server.coordinator.views import view_pace
@@ -70,8 +69,8 @@ def test_a_clock_that_goes_back_makes_nobody_wait_longer():
     assert pace.wait(0.0, 1000, urgent=False) == pytest.approx(0.2)
 
 
-def joining(rank: int) -> Application:
-    return Application(Role.WORKER, rank, "", f"worker {rank}")
+def joining(rank: int) -> JoinRequest:
+    return JoinRequest(Role.WORKER, rank, "", f"worker {rank}")
 
 
 class Watchers:

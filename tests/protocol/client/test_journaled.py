@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.view import ClusterView, MemberStats, Role
+from ps_protocol.cluster.view import ClusterView, JoinRequest, MemberStats, Role
 from ps_protocol.errors import Fenced
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import TestCoordinator, running_coordinator
@@ -23,16 +23,16 @@ from tests.support.length import choose
 from tests.support.ports import free_port
 
 WAIT = 60.0
-WORKER = JoinSpec(Role.WORKER)
+WORKER = JoinRequest(Role.WORKER)
 SETTINGS = ClusterSettings(lease_seconds=20.0, heartbeat_seconds=0.05, seed=5)
 
 
-def shard(state: int = 0) -> JoinSpec:
-    return JoinSpec(Role.SHARD, 0, "127.0.0.1:1", state, take_over=True)
+def shard(state: int = 0) -> JoinRequest:
+    return JoinRequest(Role.SHARD, 0, "127.0.0.1:1", data_incarnation=state, take_over=True)
 
 
 @contextmanager
-def member(address: str, spec: JoinSpec = WORKER) -> Iterator[Membership]:
+def member(address: str, spec: JoinRequest = WORKER) -> Iterator[Membership]:
     with CoordinatorClient(address) as client:
         membership = Membership.join(client, spec, WAIT)
         try:
@@ -100,8 +100,8 @@ def test_workers_parked_at_a_barrier_pass_it_after_the_coordinator_was_away(coor
 
 def test_a_place_lost_before_the_restart_stays_lost(coordinator: TestCoordinator) -> None:
     with CoordinatorClient(coordinator.address) as client:
-        old = client.join(JoinSpec(Role.WORKER, 0), "old").member
-        client.join(JoinSpec(Role.WORKER, 0, take_over=True), "new")
+        old = client.join(JoinRequest(Role.WORKER, 0), "old").member
+        client.join(JoinRequest(Role.WORKER, 0, take_over=True), "new")
         coordinator.stop()
         start_later(coordinator)
         with pytest.raises(Fenced, match="took its place"):

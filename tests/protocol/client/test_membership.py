@@ -11,22 +11,22 @@ from dataclasses import replace
 
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.view import ClusterView, MemberStats, Role
+from ps_protocol.cluster.view import ClusterView, JoinRequest, MemberStats, Role
 from ps_protocol.errors import Fenced, NotReady, Unavailable, UnknownShard
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import TestCoordinator, running_coordinator, stopped_coordinator
 from tests.support.ports import free_port
 
 WAIT = 60.0
-WORKER = JoinSpec(Role.WORKER)
+WORKER = JoinRequest(Role.WORKER)
 #: Short beats, and leases that outlast a busy machine.
 SETTINGS = ClusterSettings(lease_seconds=20.0, heartbeat_seconds=0.05, seed=5)
 
 
 @contextmanager
-def member(address: str, spec: JoinSpec = WORKER) -> Iterator[Membership]:
+def member(address: str, spec: JoinRequest = WORKER) -> Iterator[Membership]:
     with CoordinatorClient(address) as client:
         membership = Membership.join(client, spec, WAIT)
         try:
@@ -55,7 +55,7 @@ def wait_for_log(caplog: pytest.LogCaptureFixture, text: str) -> None:
 
 
 def test_a_member_knows_its_place_and_a_view_with_itself(coordinator: TestCoordinator) -> None:
-    with member(coordinator.address, JoinSpec(Role.SHARD, 0, "127.0.0.1:1")) as m:
+    with member(coordinator.address, JoinRequest(Role.SHARD, 0, "127.0.0.1:1")) as m:
         assert (m.member.role, m.member.index, m.member.address) == (Role.SHARD, 0, "127.0.0.1:1")
         assert (m.seed, m.phase_at_join, m.lease_seconds) == (5, 0, 20.0)
         assert m.member in m.view.members
@@ -188,11 +188,11 @@ def test_closing_ends_a_wait_in_another_thread(coordinator: TestCoordinator) -> 
 def test_a_replaced_member_learns_it_at_once_and_never_sees_the_view_without_itself() -> None:
     # Heartbeats are rare here: it is the watch that brings the news.
     settings = replace(SETTINGS, lease_seconds=1200.0, heartbeat_seconds=600.0)
-    with running_coordinator(settings) as coordinator, member(coordinator.address, JoinSpec(Role.WORKER, 0)) as old:
+    with running_coordinator(settings) as coordinator, member(coordinator.address, JoinRequest(Role.WORKER, 0)) as old:
         seen: list[ClusterView] = []
         lost: queue.SimpleQueue[Fenced] = queue.SimpleQueue()
         old.subscribe(seen.append, lost.put)
-        with member(coordinator.address, JoinSpec(Role.WORKER, 0, take_over=True)) as new:
+        with member(coordinator.address, JoinRequest(Role.WORKER, 0, take_over=True)) as new:
             assert "took its place" in str(lost.get(timeout=60.0))
             assert new.member.incarnation > old.member.incarnation
         error = wait_until_fenced(old)
@@ -203,8 +203,8 @@ def test_a_replaced_member_learns_it_at_once_and_never_sees_the_view_without_its
 
 
 def test_a_subscriber_after_the_loss_is_told_too(coordinator: TestCoordinator) -> None:
-    with member(coordinator.address, JoinSpec(Role.WORKER, 0)) as old:
-        with member(coordinator.address, JoinSpec(Role.WORKER, 0, take_over=True)):
+    with member(coordinator.address, JoinRequest(Role.WORKER, 0)) as old:
+        with member(coordinator.address, JoinRequest(Role.WORKER, 0, take_over=True)):
             wait_until_fenced(old)
         told: list[Fenced] = []
         old.subscribe(lambda view: None, told.append)
@@ -268,11 +268,11 @@ def test_joining_gives_up_after_the_stated_time_naming_address_and_remedy() -> N
 
 def test_a_refused_join_raises_its_reason_and_leaves_no_thread(coordinator: TestCoordinator) -> None:
     with CoordinatorClient(coordinator.address) as client, pytest.raises(UnknownShard):
-        Membership.join(client, JoinSpec(Role.SHARD, 9, "127.0.0.1:1"), WAIT)
+        Membership.join(client, JoinRequest(Role.SHARD, 9, "127.0.0.1:1"), WAIT)
     assert not [t.name for t in threading.enumerate() if t.name.startswith("ps-")]
 
 
-@pytest.mark.parametrize("spec", [WORKER, JoinSpec(Role.SHARD, 0, "127.0.0.1:1")], ids=["worker", "shard"])
+@pytest.mark.parametrize("spec", [WORKER, JoinRequest(Role.SHARD, 0, "127.0.0.1:1")], ids=["worker", "shard"])
 def test_leaving_a_coordinator_that_is_gone_is_quick_and_raises_nothing(coordinator: TestCoordinator, spec) -> None:
     with member(coordinator.address, spec) as m:
         coordinator.stop()
@@ -343,7 +343,7 @@ def test_a_call_is_repeated_until_the_coordinator_is_back(coordinator: TestCoord
 
 def test_a_barrier_outlives_a_break_of_the_connection(coordinator: TestCoordinator) -> None:
     with CoordinatorClient(coordinator.address) as client, ThreadPoolExecutor(1) as pool:
-        client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "shard")
+        client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "shard")
         a, b, c = (client.join(WORKER, f"worker {i}").member for i in range(3))
         parked = pool.submit(client.barrier, a, 0, 20.0)
         while a.index in client.barrier(b, 0, 0.0).missing_ranks:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ps_protocol.client import worker_requests
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.worker_requests import LostServer, WorkerRequests
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.errors import PermissionDenied, Unavailable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_server.coordinator.elasticity.engines.find import find_engine
@@ -51,7 +51,7 @@ def test_shards_whose_leases_have_ended_are_told_and_whether_another_process_has
     with running_coordinator(ClusterSettings(lease_seconds=0.3)) as coordinator:
         requests = WorkerRequests(coordinator.address, interval_seconds=0.02)
         with CoordinatorClient(coordinator.address) as client:
-            client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1", directory="kept"), "first")
+            client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1", directory="kept"), "first")
             found: list[LostServer] = []
             wait_until(lambda: bool(found) or found.extend(requests.take().lost) is not None)
             (lost,) = found

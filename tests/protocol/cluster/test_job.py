@@ -8,13 +8,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.job import DEFAULT_JOB, job_name
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import JoinRequest, Member, Role
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.wire.convert.cluster import joined_from_pb
+from ps_protocol.wire.convert.cluster import JOINED
 from ps_server.cli.launcher.main import main as ps_run
 from ps_server.cli.psctl.main import main as psctl
 from ps_server.coordinator.main import main as coordinator
@@ -37,7 +37,7 @@ def test_what_cannot_name_a_job_is_refused_wherever_it_comes_from(name: str) -> 
         with pytest.raises(ConfigError, match="PS_JOB is no name of a job"):
             SecuritySettings.from_environment({"PS_JOB": name})
         with pytest.raises(InvalidRequest, match="that the coordinator tells is no name of a job"):
-            joined_from_pb(pb.JoinReply(job=name), Role.WORKER, "")
+            JOINED.from_pb(pb.JoinReply(job=name), member=Member(Role.WORKER, 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_a_wrong_name_is_wrong_usage_of_every_program(command: click.Command, ar
 
 
 def test_a_coordinator_of_an_earlier_version_tells_no_name() -> None:
-    assert joined_from_pb(pb.JoinReply(), Role.WORKER, "").job == ""
+    assert JOINED.from_pb(pb.JoinReply(), member=Member(Role.WORKER, 0, 1)).job == ""
 
 
 @pytest.mark.parametrize(("name", "begins"), [("night", "job night · async · "), (DEFAULT_JOB, "async · ")])
 def test_members_and_people_learn_the_name_from_the_coordinator(name: str, begins: str) -> None:
     settings = ClusterSettings(lease_seconds=600, job=name)
     with running_coordinator(settings) as started, CoordinatorClient(started.address) as client:
-        assert client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "s").job == name
+        assert client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "s").job == name
         assert client.get_status().job == name
         at = ["--coordinator", started.address]
         assert CliRunner().invoke(psctl, [*at, "status"], env={"COLUMNS": "120"}).output.startswith(begins)

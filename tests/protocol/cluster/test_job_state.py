@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.job_state import (
     ailments,
@@ -23,7 +23,7 @@ from ps_protocol.cluster.job_state import (
     state_of,
     time_text,
 )
-from ps_protocol.cluster.view import TOOK_OVER, ClusterStatus, MemberStatus, Role
+from ps_protocol.cluster.view import TOOK_OVER, ClusterStatus, JoinRequest, MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.psctl import main
 from ps_server.coordinator.settings import ClusterSettings
@@ -151,7 +151,7 @@ def shown(status: ClusterStatus) -> str:
 def test_since_when_a_shard_is_lost_outlives_the_coordinator(tmp_path: Path) -> None:
     with running_coordinator(ClusterSettings(lease_seconds=600), tmp_path) as coordinator:
         with CoordinatorClient(coordinator.address) as client:
-            client.leave(client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "s").member, "stopped")
+            client.leave(client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "s").member, "stopped")
             (before,) = client.get_status().members
         coordinator.stop()
         coordinator.start()
@@ -179,8 +179,8 @@ def test_certificates_that_expire_are_named_in_every_view_and_one_that_has_expir
 
 def test_a_stalled_job_is_unhealthy_and_is_waited_for(coordinator: TestCoordinator) -> None:
     with CoordinatorClient(coordinator.address) as client:
-        shard_member = client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "s").member
-        worker_member = client.join(JoinSpec(Role.WORKER, 0), "w").member
+        shard_member = client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "s").member
+        worker_member = client.join(JoinRequest(Role.WORKER, 0), "w").member
         assert psctl(coordinator, "wait", "--for", "training") == (0, "")
         client.leave(shard_member, "OSError: disk")
         code, said = psctl(coordinator, "status", "--check")
@@ -189,7 +189,7 @@ def test_a_stalled_job_is_unhealthy_and_is_waited_for(coordinator: TestCoordinat
         assert "not healthy: stalled: shard 0 failed for " in said
         code, said = psctl(coordinator, "wait", "--for", "training", "--timeout", "0")
         assert (code, said[:50]) == (1, "not 'training' after 0 s: async · stalled: shard 0")
-        client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "s2")
+        client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "s2")
         assert psctl(coordinator, "status", "--check")[0] == 0
         client.leave(worker_member, "OSError: no")
         code, said = psctl(coordinator, "status", "--check")

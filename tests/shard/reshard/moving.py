@@ -17,7 +17,7 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import Consistency, DType, Kind, ModelSpec, ShardMap, Slice, Variable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_protocol.wire.convert.model import shard_map_to_pb
+from ps_protocol.wire.convert.model import SHARD_MAP
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
 from ps_server.failpoints import Failpoints
 from ps_server.serving import grpc_server
@@ -279,7 +279,7 @@ class Job:
         request = pb.StageReshardRequest(
             quiesce=MOVE,
             membership_revision=self.revision,
-            models=map(shard_map_to_pb, wanted),
+            models=map(SHARD_MAP.to_pb, wanted),
         )
         return self.nodes[number].stub.StageReshard(request, timeout=30)
 

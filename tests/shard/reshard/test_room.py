@@ -13,7 +13,7 @@ import pytest
 
 from ps_protocol.errors import ModelMoved, ModelReleased, PsError, StorageFull, Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert.model import shard_map_to_pb
+from ps_protocol.wire.convert.model import SHARD_MAP
 from ps_server.log.durable import DurableLog
 from ps_server.shard.peers import ShardPeers
 from ps_server.shard.reshard import resharding, transfer
@@ -34,10 +34,10 @@ def test_room_that_is_made_ahead_changes_nothing_and_is_used_when_slices_come():
         worker.train(2)
         wanted, values = made.next_map(THERE), made.values()
         for number, node in made.nodes.items():
-            node.stub.MakeRoom(pb.MakeRoomRequest(models=[shard_map_to_pb(wanted)]), timeout=30)
+            node.stub.MakeRoom(pb.MakeRoomRequest(models=[SHARD_MAP.to_pb(wanted)]), timeout=30)
             # One that does not follow is left to those who stage it.
             later = replace(wanted, epoch=wanted.epoch + 1)
-            node.stub.MakeRoom(pb.MakeRoomRequest(models=[shard_map_to_pb(later)]), timeout=30)
+            node.stub.MakeRoom(pb.MakeRoomRequest(models=[SHARD_MAP.to_pb(later)]), timeout=30)
             assert made.model(number).layout.shard_map.epoch == 1
         worker.train(1)
         moved = made.values()
@@ -74,7 +74,7 @@ def reserved(made: Job) -> list[int]:
 def make_room(made: Job, places: Sequence[int]) -> None:
     wanted = made.next_map(places)
     for node in made.nodes.values():
-        node.stub.MakeRoom(pb.MakeRoomRequest(models=[shard_map_to_pb(wanted)]), timeout=30)
+        node.stub.MakeRoom(pb.MakeRoomRequest(models=[SHARD_MAP.to_pb(wanted)]), timeout=30)
 
 
 def test_room_in_the_log_is_held_until_what_comes_is_written_and_what_does_not_come_is_forgotten(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps_protocol.cluster.view import Joined, MemberStats, Role, SyncWord
+from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role, SyncWord
 from ps_protocol.errors import Fenced, InvalidRequest, NotReady, UnknownShard
-from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.persistence.cluster_records import changed_rows, from_rows
 from ps_server.coordinator.state import ClusterState
 from tests.coordinator.cluster import Cluster
@@ -18,7 +17,7 @@ class Places(Cluster):
 
     def take(self, directory: str, state: int = 0, *, yields: bool = True) -> Joined:
         self.joins += 1
-        ask = Application(
+        ask = JoinRequest(
             Role.SHARD,
             0,
             f"{directory}:1",
@@ -32,7 +31,7 @@ class Places(Cluster):
     def stand_by(self, directory: str, shard: int = 0) -> Joined:
         self.joins += 1
         return self.state.membership.join(
-            Application(Role.STANDBY, shard, "", f"token {self.joins}", directory=directory), self.now
+            JoinRequest(Role.STANDBY, shard, "", f"token {self.joins}", directory=directory), self.now
         ).value
 
     def serve(self, directory: str, state: int = 0) -> int:

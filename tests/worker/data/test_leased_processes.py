@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import JoinRequest, Role
 from ps_server.coordinator.settings import ClusterSettings
 from ps_worker.data.leased_loader import lease_items
 from tests.support.coordinators import TestCoordinator, stopped_coordinator
@@ -98,7 +98,7 @@ def running(data_dir: Path) -> Iterator[Cluster]:
     with stopped_coordinator(SETTINGS, data_dir) as coordinator, ExitStack() as exits:
         coordinator.start()
         client = exits.enter_context(CoordinatorClient(coordinator.address))
-        exits.enter_context(Membership.join(client, JoinSpec(Role.SHARD, 0, "127.0.0.1:1")))
+        exits.enter_context(Membership.join(client, JoinRequest(Role.SHARD, 0, "127.0.0.1:1")))
         yield Cluster(coordinator, exits)
 
 

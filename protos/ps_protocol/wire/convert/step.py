@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
+from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster import answers, requests
+from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.tables import RowCount
+from ps_protocol.v1 import common_pb2 as pb_common
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.errors import from_detail, to_detail
-from ps_protocol.wire.convert.opening import open_from_pb, open_to_pb, opened_from_pb, opened_to_pb
+from ps_protocol.wire.convert.fields import EnumNumbers
 from ps_protocol.wire.convert.options import (
     differences_from_pb,
     differences_to_pb,
@@ -19,18 +23,22 @@ from ps_protocol.wire.convert.options import (
     options_to_pb,
     row_options_from_pb,
 )
-from ps_protocol.wire.convert.rows import (
-    lookup_from_pb,
-    lookup_to_pb,
-    row_counts_from_pb,
-    row_counts_to_pb,
-    rows_from_pb,
-    rows_to_pb,
-)
+from ps_protocol.wire.formats import wire_from_pb, wire_to_pb
 from ps_protocol.wire.frames import SPLIT_BYTES, split_payload, varint
 
+_TRANSPORTS = EnumNumbers(Transport, pb_common.Transport.DESCRIPTOR)
 _OUTCOMES = {number: name.removeprefix("OUTCOME_") for name, number in pb.Outcome.items()}
 _OUTCOME_NUMBERS: Mapping[str, pb.Outcome] = {name: getattr(pb, f"OUTCOME_{name}") for name in _OUTCOMES.values()}
+
+
+def transport_to_pb(transport: Transport | None) -> pb_common.Transport:
+    """The number of ``transport``; None: unspecified."""
+    return _TRANSPORTS.numbers[transport] if transport else pb_common.TRANSPORT_UNSPECIFIED
+
+
+def transport_from_pb(number: int) -> Transport | None:
+    """None where it is unspecified, or one that this version does not know."""
+    return _TRANSPORTS.members.get(number)
 
 
 def request_to_bytes(request: requests.StepRequest) -> bytes:
@@ -86,11 +94,6 @@ def reply_from_bytes(data: bytes) -> answers.StepReply | str:
     if (convert := _REPLIES_FROM_PB.get(name)) is None:
         return str(name)
     return convert(body) if payload is None else _with(payload, convert(body))
-
-
-def step_answer_to_bytes(answer: answers.StepAnswer) -> bytes:
-    """The answer to the call Push."""
-    return _step_answer_to_pb(answer).SerializeToString()
 
 
 def _in_pieces(tag: bytes, body: Message, payload: Sequence[memoryview]) -> list[bytes | memoryview]:
@@ -164,7 +167,7 @@ def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
     if header.staged:
         message.staged.extend(header.staged)
     if header.tables:
-        message.tables.extend(row_counts_to_pb(header.tables))
+        message.tables.extend(_row_counts_to_pb(header.tables))
     return message
 
 
@@ -193,7 +196,7 @@ def _push_from_pb(message: pb.PushHeader) -> requests.PushHeader:
     if staged := message.staged:
         header.staged = tuple(staged)
     if tables := message.tables:
-        header.tables = row_counts_from_pb(tables)
+        header.tables = _row_counts_from_pb(tables)
     if message.HasField("squared_norm"):
         header.squared_norm = message.squared_norm
     return header
@@ -254,33 +257,148 @@ def _step_answer_from_pb(message: pb.StepResult) -> answers.StepAnswer:
     return answer
 
 
+def _open_to_pb(request: requests.OpenRequest) -> pb.Open:
+    rank, incarnation = request.worker
+    return pb.Open(
+        model=request.model,
+        epoch=request.epoch,
+        worker=pb.WorkerId(rank=rank, incarnation=incarnation),
+        membership_revision=request.membership_revision,
+        protocol_version=request.protocol_version,
+        phase=request.phase,
+        transports=[transport_to_pb(each) for each in request.transports],
+        clock=request.clock,
+        wire=wire_to_pb(request.wire),
+        acknowledged=request.acknowledged,
+        torch_version=request.torch_version,
+        keeps_slices=request.keeps_slices,
+    )
+
+
+def _open_from_pb(message: pb.Open) -> requests.OpenRequest:
+    if message.protocol_version != PROTOCOL_VERSION:
+        return requests.OpenRequest(protocol_version=message.protocol_version)  # the rest may mean something else
+    return requests.OpenRequest(
+        message.model,
+        message.epoch,
+        (message.worker.rank, message.worker.incarnation),
+        message.membership_revision,
+        message.phase,
+        message.clock if message.HasField("clock") else None,
+        wire_from_pb(message.wire),
+        message.acknowledged,
+        message.torch_version,
+        message.keeps_slices,
+        [transport_from_pb(each) for each in message.transports],
+    )
+
+
+def _opened_to_pb(opened: answers.OpenedStream) -> pb.Opened:
+    return pb.Opened(
+        version=opened.version,
+        phase=opened.phase,
+        clock=opened.clock,
+        last_sequence=opened.last_sequence,
+        initialised=opened.initialised,
+        torch_version=opened.torch_version,
+        side_channels=[
+            pb.SideChannel(
+                transport=transport_to_pb(each.transport),
+                name=each.name,
+                port=each.port,
+                token=each.token,
+                tls=each.tls,
+            )
+            for each in opened.side_channels
+        ],
+    )
+
+
+def _opened_from_pb(message: pb.Opened) -> answers.OpenedStream:
+    return answers.OpenedStream(
+        message.version,
+        message.phase,
+        message.clock,
+        message.last_sequence,
+        message.initialised,
+        message.torch_version,
+        [
+            answers.SideChannel(transport_from_pb(each.transport), each.token, each.name, each.port, each.tls)
+            for each in message.side_channels
+        ],
+    )
+
+
+def _row_counts_to_pb(counts: Iterable[RowCount]) -> list[pb.TableRows]:
+    return [pb.TableRows(table=table, rows=rows) for table, rows in counts]
+
+
+def _row_counts_from_pb(messages: Iterable[pb.TableRows]) -> list[RowCount]:
+    return [RowCount(each.table, each.rows) for each in messages]
+
+
+def _lookup_to_pb(header: requests.LookupHeader) -> pb.Lookup:
+    phase, clock = header.position or (0, 0)
+    return pb.Lookup(
+        number=header.number,
+        tables=_row_counts_to_pb(header.tables),
+        phase=phase,
+        clock=clock,
+        now=header.position is None,
+        payload=bytes(header.payload),
+    )
+
+
+def _lookup_from_pb(message: pb.Lookup) -> requests.LookupHeader:
+    position = None if message.now else (message.phase, message.clock)
+    return requests.LookupHeader(message.number, _row_counts_from_pb(message.tables), position, message.payload)
+
+
+def _rows_to_pb(answer: answers.RowsAnswer) -> pb.Rows:
+    return pb.Rows(
+        number=answer.number,
+        version=answer.version,
+        error=to_detail(answer.error) if answer.error else None,
+        payload_bytes=answer.payload_bytes,
+        payload=bytes(answer.payload),
+        in_room=answer.in_room,
+    )
+
+
+def _rows_from_pb(message: pb.Rows) -> answers.RowsAnswer:
+    error = from_detail(message.error) if message.HasField("error") else None
+    return answers.RowsAnswer(
+        message.number, message.version, error, message.payload_bytes, message.payload, message.in_room
+    )
+
+
 #: By dataclass: the name of the body in the message, and how it is made.
 _REQUESTS_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
-    requests.OpenRequest: ("open", open_to_pb),
+    requests.OpenRequest: ("open", _open_to_pb),
     requests.AttachRequest: ("attach", lambda each: pb.Attach(token=each.token, segments=each.segments)),
     requests.ConfirmRequest: ("confirm", lambda _: pb.Confirm()),
     requests.PushHeader: ("push", _push_to_pb),
     requests.StageRequest: ("stage", lambda e: pb.Stage(begin=e.begin, end=e.end, payload=bytes(e.payload))),
-    requests.LookupHeader: ("lookup", lookup_to_pb),
+    requests.LookupHeader: ("lookup", _lookup_to_pb),
     requests.FetchRequest: ("fetch", lambda _: pb.Fetch()),
     requests.ArriveRequest: ("arrive", lambda each: pb.Arrive(phase=each.phase)),
     requests.ReleaseRequest: ("release", lambda _: pb.Release()),
 }
 
 _REQUESTS_FROM_PB: Mapping[str | None, Callable[[Any], requests.StepRequest]] = {
-    "open": open_from_pb,
+    "open": _open_from_pb,
     "attach": lambda message: requests.AttachRequest(message.token, message.segments),
     "confirm": lambda _: requests.ConfirmRequest(),
     "push": _push_from_pb,
     "stage": lambda message: requests.StageRequest(message.begin, message.end, message.payload),
-    "lookup": lookup_from_pb,
+    "lookup": _lookup_from_pb,
     "fetch": lambda _: requests.FetchRequest(),
     "arrive": lambda message: requests.ArriveRequest(message.phase),
     "release": lambda _: requests.ReleaseRequest(),
 }
 
 _REPLIES_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
-    answers.OpenedStream: ("opened", opened_to_pb),
+    answers.OpenedStream: ("opened", _opened_to_pb),
     answers.AttachedChannel: (
         "attached",
         lambda each: pb.Attached(segment_bytes=each.segment_bytes, room_bytes=each.room_bytes),
@@ -288,16 +406,16 @@ _REPLIES_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
     answers.RefusedChannel: ("refused", lambda each: to_detail(each.error)),
     answers.WaitingAnswer: ("waiting", lambda each: pb.Waiting(reason=each.reason)),
     answers.StepAnswer: ("result", _step_answer_to_pb),
-    answers.RowsAnswer: ("rows", rows_to_pb),
+    answers.RowsAnswer: ("rows", _rows_to_pb),
 }
 
 _REPLIES_FROM_PB: Mapping[str | None, Callable[[Any], answers.StepReply]] = {
-    "opened": opened_from_pb,
+    "opened": _opened_from_pb,
     "attached": lambda message: answers.AttachedChannel(message.segment_bytes, message.room_bytes),
     "refused": lambda message: answers.RefusedChannel(from_detail(message)),
     "waiting": lambda message: answers.WaitingAnswer(message.reason),
     "result": _step_answer_from_pb,
-    "rows": rows_from_pb,
+    "rows": _rows_from_pb,
 }
 
 _REQUEST_TAGS = {name: _tag(field.number) for name, field in pb.StepRequest.DESCRIPTOR.fields_by_name.items()}
