@@ -12,9 +12,9 @@ from typing import Any
 from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_protocol.errors import Unavailable
 from ps_protocol.launch.life import LifePipe, StopWatch
+from ps_protocol.times import LONG_PATIENCE_SECONDS
 from ps_worker.own_server import OwnServer
 from ps_worker.ray.plan import (
-    PATIENCE_SECONDS,
     TIMEOUTS,
     RayPlan,
     ServerKind,
@@ -113,7 +113,7 @@ class WorkerActor:
         """What ``train_fn`` returns, with the variables by which ``connect()`` finds the job."""
         os.environ.update(environment)
         for name in TIMEOUTS:
-            os.environ.setdefault(name, f"{PATIENCE_SECONDS:g}")
+            os.environ.setdefault(name, f"{LONG_PATIENCE_SECONDS:g}")
         return train_fn(*arguments)
 
 

@@ -22,8 +22,6 @@ LOOPBACK = "127.0.0.1"
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 """The strategies of Ray's placement groups."""
 
-PATIENCE_SECONDS = 600.0
-"""How long a worker waits for servers by default: they are started again, by Ray on another node."""
 
 ONE_CPU = MappingProxyType({"CPU": 1.0})
 HALF_A_CPU = MappingProxyType({"CPU": 0.5})
@@ -74,7 +72,7 @@ class RayPlan:
     #: The same for the workers of one run.
     worker_restarts: int = 3
     #: How long workers wait for the job to be complete, and for a server that went away; None: what their environment
-    #: says, else ``PATIENCE_SECONDS``.
+    #: says, else 10 minutes.
     connect_timeout_seconds: float | None = None
     reconnect_timeout_seconds: float | None = None
     #: Further options of ps-coordinator and ps-server.

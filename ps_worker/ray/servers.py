@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from ps_protocol import times
 from ps_protocol.client.worker_requests import LostServer, Wanted, WorkerRequests
 from ps_protocol.errors import PsError, StateLost, Unavailable
 from ps_protocol.launch.restarts import Restarts
@@ -24,17 +25,6 @@ from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
 log = EventLogger("ps_worker")
 
 _COORDINATOR = ServerName(ServerKind.COORDINATOR)
-
-_WATCH_SECONDS = 0.2
-
-_CALL_SECONDS = 30.0
-"""For a call of an actor beyond what it waits for; Ray may first have to start its process."""
-
-_SAVING_SECONDS = 600.0
-"""For the coordinator to have a last checkpoint written."""
-
-_STOP_SECONDS = 60.0
-"""For servers to end with a last snapshot; then they are killed."""
 
 
 class RayServers:
@@ -109,10 +99,10 @@ class RayServers:
             return
         coordinator = [server for server in self._actors if server == _COORDINATOR]
         saves = any(option.partition("=")[0] == "--checkpoint-dir" for option in self._plan.coordinator_options)
-        unsaved = self._stop(coordinator, _SAVING_SECONDS) if saves else ""
-        self._stop([server for server in self._actors if server != _COORDINATOR], _STOP_SECONDS)
+        unsaved = self._stop(coordinator, times.LONG_PATIENCE_SECONDS) if saves else ""
+        self._stop([server for server in self._actors if server != _COORDINATOR], times.PATIENCE_SECONDS)
         if not saves:
-            self._stop(coordinator, _STOP_SECONDS)
+            self._stop(coordinator, times.PATIENCE_SECONDS)
         self._actors.clear()
         if unsaved:
             raise Unavailable("the last checkpoint was not written", actual=unsaved, remedy="correct what its log says")
@@ -133,7 +123,7 @@ class RayServers:
         left_seconds = max(1.0, deadline - time.monotonic())
         try:
             answer = self._actors[server].address.remote(left_seconds)
-            return str(ray.get(answer, timeout=left_seconds + _CALL_SECONDS))
+            return str(ray.get(answer, timeout=left_seconds + times.SHARD_CALL_SECONDS))
         except GetTimeoutError:
             raise Unavailable(
                 f"Ray did not start the actor of {server} in time",
@@ -146,7 +136,7 @@ class RayServers:
 
     def _watch(self) -> None:
         while not self._closed.is_set() and ray.is_initialized():
-            ended, _ = ray.wait(list(self._serving), num_returns=1, timeout=_WATCH_SECONDS)
+            ended, _ = ray.wait(list(self._serving), num_returns=1, timeout=0.2)
             for call in ended:
                 self._on_end(call)
             self._end_hanging()
@@ -218,11 +208,11 @@ class RayServers:
         """Stop ``servers`` and end their actors; the last lines of one that could not have a checkpoint written."""
         actors, unsaved = [self._actors[server] for server in servers], ""
         if stopping := [actor.stop.remote(seconds) for actor in actors]:
-            ended, late = ray.wait(stopping, num_returns=len(stopping), timeout=seconds + _CALL_SECONDS)
+            ended, late = ray.wait(stopping, num_returns=len(stopping), timeout=seconds + times.SHARD_CALL_SECONDS)
             for call in ended:
                 with suppress(RayError):
                     unsaved = ray.get(call) or unsaved
-            if late and seconds == _SAVING_SECONDS:
+            if late and seconds == times.LONG_PATIENCE_SECONDS:
                 unsaved = f"the coordinator has not ended within {seconds:.0f} s"
         for actor in actors:
             end_actor(actor)

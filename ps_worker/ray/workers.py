@@ -22,8 +22,6 @@ from ps_worker.ray.servers import end_actor
 
 log = EventLogger("ps_worker")
 
-_POLL_SECONDS = 0.2
-
 
 class RayWorkers:
     """Called by the user's thread; ``actor`` by any. ``close`` ends all workers, also those that still run."""
@@ -82,10 +80,10 @@ class RayWorkers:
             if wanted.order is not None:
                 self._scale(wanted.order)
             if self._running:
-                ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_POLL_SECONDS)
+                ended, _ = ray.wait(list(self._running), num_returns=1, timeout=0.2)
             else:
                 ended = []
-                time.sleep(_POLL_SECONDS)
+                time.sleep(0.2)
             for call in ended:
                 self._on_end(call, results)
             now = time.monotonic()

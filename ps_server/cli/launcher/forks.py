@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from ps_protocol import times
 from ps_protocol.launch import child
 from ps_protocol.launch.child import Child
 from ps_protocol.launch.commands import SHARD
@@ -26,8 +27,6 @@ from ps_server.shard.forks.title import ROOM_BYTES
 
 MODULE = "ps_server.shard.forks.server"
 
-ANSWER_SECONDS = 10.0
-"""A process that has imported all it needs forks within some tens of milliseconds."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_PRINTED_BYTES = 1 << 16
@@ -86,7 +85,7 @@ class ForkServer:
         """
         ours, theirs = socket.socketpair()
         with ours, _adopting():
-            ours.settimeout(ANSWER_SECONDS)
+            ours.settimeout(times.CALL_SECONDS)
             try:
                 with theirs:
                     socket.send_fds(self._socket, [b"1"], [theirs.fileno(), *files])
@@ -95,7 +94,7 @@ class ForkServer:
                     return pid
                 self._lose("")
             except OSError as error:
-                self._lose(str(error) or f"no answer within {ANSWER_SECONDS:.0f} s")
+                self._lose(str(error) or f"no answer within {times.CALL_SECONDS:.0f} s")
         return None
 
     def end(self) -> None:

@@ -20,11 +20,6 @@ RUN_FOLDERS = "torch-ps-run-"
 
 LOCK = "ps-run.lock"
 
-RELEASE_SECONDS = 10.0
-"""How long the servers of a killed ps-run may take to end."""
-
-_POLL_SECONDS = 0.05
-
 
 def lineage_of(path: Path) -> str:
     """The lineage of all jobs in the folder ``path``: each starts after the end of the previous one."""
@@ -38,7 +33,7 @@ class JobFolder:
     after another was killed waits for that one's servers to be gone.
     """
 
-    def __init__(self, path: Path, wait_seconds: float = RELEASE_SECONDS, lock_name: str = LOCK) -> None:
+    def __init__(self, path: Path, wait_seconds: float = 10.0, lock_name: str = LOCK) -> None:
         """Make and lock ``path``. Raises ConfigError when it cannot be written, or another ps-run uses it.
 
         ``lock_name``: each host of a job has its own, in a folder that they may share.
@@ -60,7 +55,7 @@ class JobFolder:
                     f"the data directory {path} is in use by another ps-run",
                     remedy="wait for that job or end it, or give this one another --data-dir",
                 )
-            time.sleep(_POLL_SECONDS)
+            time.sleep(0.05)
         #: Whether an earlier job has left state here.
         self.used_before = (path / JOURNAL).exists()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, assert_never
 from urllib.parse import urlsplit
 
+from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.worker_requests import LostServer, Wanted, WorkerRequests
 from ps_protocol.cluster.view import ClusterStatus, Role
@@ -59,15 +60,8 @@ if TYPE_CHECKING:
     from ps_server.certs.folder import CertificateFolder
 
 
-READY_POLL_SECONDS = 0.02
-LIVE_SECONDS = 0.5
-LINE_SECONDS = 2.0
 #: Exit code of a process that cannot be started, as of a shell.
 CANNOT_START = 126
-#: How long the end of a job waits for the final status.
-LAST_LOOK_SECONDS = 2.0
-#: Interval of checks for processes that ended without SIGCHLD.
-WATCH_SECONDS = 1.0
 
 
 class Runner:
@@ -103,7 +97,7 @@ class Runner:
         forks = programs.forks_shards and programs.servers[1] == SHARD
         self._machine = ThisMachine(self._folder.path, job_folder, forks=forks, say=screen.say)
         self._machines: Machines = machines or self._machine
-        self._progress_seconds = (LIVE_SECONDS if screen.interactive else LINE_SECONDS) if show_progress else None
+        self._progress_seconds = (0.5 if screen.interactive else 2.0) if show_progress else None
         self._children: dict[ProcessName, JobProcess] = {}
         self._logs: dict[ProcessName, BinaryIO] = {}
         #: Processes that were to be started and could not be.
@@ -199,9 +193,9 @@ class Runner:
     def _timeout(self) -> float:
         """Seconds until the next timeout."""
         now = time.monotonic()
-        due = [0.0 if self._unstarted else WATCH_SECONDS]
+        due = [0.0 if self._unstarted else 1.0]
         if self._machines.look() or self._supervisor.stage is Stage.STARTING:
-            due.append(READY_POLL_SECONDS)
+            due.append(0.02)
         if self._supervisor.deadline is not None:
             due.append(self._supervisor.deadline - now)
         if self._poller is not None and self._supervisor.stage not in ENDING:
@@ -262,7 +256,7 @@ class Runner:
         """What the job is to have, of the coordinator's journal: it counts before the first process is started."""
         try:
             with CoordinatorClient(self._coordinator, self._security) as client:
-                return [Scaled(client.get_order(LAST_LOOK_SECONDS))]
+                return [Scaled(client.get_order(times.BRIEF_CALL_SECONDS))]
         except PsError as error:
             self._screen.say(f"how many workers and shards the job had is not known: {error.message}")
             return []
@@ -286,7 +280,7 @@ class Runner:
             return
         try:
             with CoordinatorClient(self._coordinator, self._security) as client:
-                url = client.get_history(LAST_LOOK_SECONDS, last_points=1).configuration["page"]
+                url = client.get_history(times.BRIEF_CALL_SECONDS, last_points=1).configuration["page"]
         except PsError as error:
             self._screen.say(f"the address of the page is not known: {error.message}")
             return
@@ -302,7 +296,7 @@ class Runner:
             return
         try:
             with CoordinatorClient(self._coordinator, self._security) as client:
-                url = client.get_status(LAST_LOOK_SECONDS, once=True).metrics_url
+                url = client.get_status(times.BRIEF_CALL_SECONDS, once=True).metrics_url
         except PsError as error:
             self._screen.say(f"the address of the metrics is not known: {error.message}", event="metrics")
             return
@@ -335,7 +329,7 @@ class Runner:
         if not self._coordinator:  # it has not served
             return
         with suppress(PsError), CoordinatorClient(self._coordinator, self._security) as client:
-            self._final = client.get_status(LAST_LOOK_SECONDS, once=True)
+            self._final = client.get_status(times.BRIEF_CALL_SECONDS, once=True)
 
     def _conclude(self, code: int) -> None:
         """Show the summary of the job; nothing for a job that did not start, whose reason was shown."""
@@ -375,9 +369,6 @@ def _newest_checkpoint(directory: Path | None) -> Path | None:
     return latest(directory)
 
 
-CALL_SECONDS = 2.0
-
-
 class ProgressPoller:
     """A daemon thread that keeps the newest status. Any thread may read ``latest``; a coordinator that does not
     answer leaves the last one standing.
@@ -395,7 +386,7 @@ class ProgressPoller:
     def _poll(self) -> None:
         while not self._closed.wait(self._interval_seconds):
             try:
-                self.latest = self._client.get_status(CALL_SECONDS)
+                self.latest = self._client.get_status(times.BRIEF_CALL_SECONDS)
             except PsError:
                 continue
 

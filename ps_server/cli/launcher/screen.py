@@ -24,8 +24,6 @@ from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
 from ps_server.glance.terminal import elapsed_text, status_line, status_tables
 
 WORKER_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
-STATUS_SECONDS = 60.0
-"""Longest time between two status lines of a job that makes progress, where nothing can be drawn."""
 
 SELF = "ps-run"
 PREFIX_WIDTH = len(ProcessRole.COORDINATOR.value)
@@ -94,7 +92,7 @@ class Screen:
                 self._live.update(tables, refresh=True)
             except OSError:
                 self._lose_reader()
-        elif (seen := outline(status)) != self._outline or elapsed_seconds - self._said_at >= STATUS_SECONDS:
+        elif (seen := outline(status)) != self._outline or elapsed_seconds - self._said_at >= 60.0:
             self._outline, self._said_at = seen, elapsed_seconds
             if (line := status_line(status)) != self._last_line:
                 self._last_line = line

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ps_protocol import times
+from ps_protocol import times as shared
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.launch.restarts import Restarts
+from ps_server.cli.launcher import times
 from ps_server.cli.launcher.events import (
     SCRIPTS,
     SERVERS,
@@ -33,32 +34,6 @@ from ps_server.cli.launcher.events import (
     StartProcess,
     WorkersWanted,
 )
-
-GRACE_SECONDS = 5.0
-"""Between SIGTERM and SIGKILL, for scripts."""
-
-SERVER_GRACE_SECONDS = 60.0
-"""The same for coordinator and shards: they end in tenths of a second, on a busy machine in many seconds, and what they
-end with, a last snapshot, is worth waiting for. Who is in a hurry presses Ctrl-C again.
-"""
-
-INTERRUPT_GRACE_SECONDS = 30.0
-"""For scripts to save their work after Ctrl-C; a second Ctrl-C ends it."""
-
-EVALUATOR_GRACE_SECONDS = 60.0
-"""For evaluators to finish after the last worker."""
-
-COORDINATOR_START_SECONDS = 300.0
-"""For the coordinator to serve; on a busy machine its imports take their time. One that fails ends by itself."""
-
-LATE_START_SECONDS = 30.0
-"""After so long a message shows that the coordinator is waited for."""
-
-LEAVING_GRACE_SECONDS = 60.0
-"""For a process that ends because the job is to have fewer: a worker ends after its step, a shard with a snapshot."""
-
-SAVING_GRACE_SECONDS = 600.0
-"""For the coordinator to have a last checkpoint written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +195,7 @@ class Supervisor(ABC):
                 spent = f"--restart-workers {restarts.total} is used up"
                 spent = spent if restarts.total else "without --restart-workers it is not started again"
                 commands.append(Say(f"{process} is lost to the coordinator, and {spent}"))
-            elif restarts.age(process, now) >= times.JOINING_SECONDS:
+            elif restarts.age(process, now) >= shared.JOINING_SECONDS:
                 ends[id(restarts)] += 1
                 text = f"{process} runs and is lost to the coordinator; it is killed"
                 commands += [Say(text), Send(process, signal.SIGKILL)]
@@ -261,7 +236,7 @@ class Supervisor(ABC):
         text: str,
         now: float,
         signum: signal.Signals = signal.SIGTERM,
-        grace_seconds: float = GRACE_SECONDS,
+        grace_seconds: float = times.GRACE_SECONDS,
     ) -> list[Command]:
         """End the scripts; ``code`` is the exit code of the job."""
         self._exit_code = code
@@ -315,7 +290,7 @@ class JobSupervisor(Supervisor):
         """Start the coordinator, or all others where there is none."""
         if not self._plan.coordinated:
             return self._on_ready(now)
-        self._stage_ends = now + LATE_START_SECONDS
+        self._stage_ends = now + times.LATE_START_SECONDS
         return [self._start(ProcessName(ProcessRole.COORDINATOR), now)]
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -425,7 +400,7 @@ class JobSupervisor(Supervisor):
             del self._pausing[process]
         over = [p for p in self._live - self._leaving.keys() if p.part is part and p.index not in stays]
         for process in sorted(over, key=str):
-            self._leaving[process] = now + LEAVING_GRACE_SECONDS
+            self._leaving[process] = now + times.SERVER_GRACE_SECONDS
             commands += [Say(f"{process} is ended: the job is to have fewer"), Send(process, signal.SIGTERM)]
         for number in sorted(begun):
             process = ProcessName(part, number)
@@ -449,35 +424,35 @@ class JobSupervisor(Supervisor):
     def _words_of_interrupt(self, signum: signal.Signals) -> tuple[str, float]:
         if signum is signal.SIGINT:
             text = "interrupted; waiting for the workers to leave (Ctrl-C again kills them)"
-            return text, INTERRUPT_GRACE_SECONDS
-        return f"received {signum.name}; stopping the job", GRACE_SECONDS
+            return text, times.INTERRUPT_GRACE_SECONDS
+        return f"received {signum.name}; stopping the job", times.GRACE_SECONDS
 
     def _on_deadline(self, now: float) -> list[Command]:
         late = sorted((process for process, due in self._leaving.items() if due <= now), key=str)
         commands: list[Command] = []
         for process in late:
             self._leaving[process] = math.inf
-            text = f"{process}: not ended {LEAVING_GRACE_SECONDS:.0f} s after it was told to; killed"
+            text = f"{process}: not ended {times.SERVER_GRACE_SECONDS:.0f} s after it was told to; killed"
             commands += [Say(text), Send(process, signal.SIGKILL)]
         return [*commands, *super()._on_deadline(now)]
 
     def _on_stage_end(self, now: float) -> list[Command]:
         match self.stage:
             case Stage.STARTING if not self._start_is_late:
-                self._start_is_late, self._stage_ends = True, now + COORDINATOR_START_SECONDS - LATE_START_SECONDS
-                late, limit = f"{LATE_START_SECONDS:.0f}", f"{COORDINATOR_START_SECONDS:.0f}"
+                self._start_is_late, self._stage_ends = True, now + shared.STARTS_SECONDS - times.LATE_START_SECONDS
+                late, limit = f"{times.LATE_START_SECONDS:.0f}", f"{shared.STARTS_SECONDS:.0f}"
                 return [Say(f"the coordinator does not serve after {late} s; waiting for it, {limit} s at most")]
             case Stage.STARTING:
-                text = f"the coordinator was not ready within {COORDINATOR_START_SECONDS:.0f} s; stopping the job"
+                text = f"the coordinator was not ready within {shared.STARTS_SECONDS:.0f} s; stopping the job"
                 return self._end(1, text, now)
             case Stage.EVALUATING:
                 late = ", ".join(sorted(str(p) for p in self._live if p.part is ProcessRole.EVALUATOR))
-                text = f"{late}: not finished {EVALUATOR_GRACE_SECONDS:.0f} s after the last worker; stopping"
+                text = f"{late}: not finished {times.SERVER_GRACE_SECONDS:.0f} s after the last worker; stopping"
                 return self._end(0, text, now)
             case Stage.LEAVING:
                 return self._signal(signal.SIGKILL, *SCRIPTS)
             case Stage.SAVING:
-                text = f"no last checkpoint within {SAVING_GRACE_SECONDS:.0f} s; killed"
+                text = f"no last checkpoint within {shared.LONG_PATIENCE_SECONDS:.0f} s; killed"
                 return [Say(text), *self._signal(signal.SIGKILL, ProcessRole.COORDINATOR)]
             case _:
                 late = ", ".join(sorted(map(str, self._live)))
@@ -489,7 +464,7 @@ class JobSupervisor(Supervisor):
         text: str,
         now: float,
         signum: signal.Signals = signal.SIGTERM,
-        grace_seconds: float = GRACE_SECONDS,
+        grace_seconds: float = times.GRACE_SECONDS,
     ) -> list[Command]:
         self._leaving.clear()
         return super()._end(code, text, now, signum, grace_seconds)
@@ -498,18 +473,18 @@ class JobSupervisor(Supervisor):
         """Advance to the next stage when this one is complete. Servers are stopped last."""
         parts = {process.part for process in (*self._live, *self._pausing)}
         if self.stage is Stage.RUNNING and ProcessRole.WORKER not in parts and self._trained:
-            self.stage, self._stage_ends = Stage.EVALUATING, now + EVALUATOR_GRACE_SECONDS
+            self.stage, self._stage_ends = Stage.EVALUATING, now + times.SERVER_GRACE_SECONDS
         if self.stage in (Stage.EVALUATING, Stage.LEAVING) and not parts & SCRIPTS:
             self._pausing.clear()
             if self._plan.saves:
-                self.stage, self._stage_ends = Stage.SAVING, now + SAVING_GRACE_SECONDS
+                self.stage, self._stage_ends = Stage.SAVING, now + shared.LONG_PATIENCE_SECONDS
                 return [*self._signal(signal.SIGTERM, ProcessRole.COORDINATOR), *self._advance(now)]
             return self._stop_shards(now)
         if self.stage is Stage.SAVING and ProcessRole.COORDINATOR not in parts:
             return self._stop_shards(now)
         # After the shards, so that they can leave.
         if self.stage is Stage.STOPPING and ProcessRole.SHARD not in parts:
-            self.stage, self._stage_ends = Stage.CLOSING, now + SERVER_GRACE_SECONDS
+            self.stage, self._stage_ends = Stage.CLOSING, now + times.SERVER_GRACE_SECONDS
             return [*self._signal(signal.SIGTERM, ProcessRole.COORDINATOR), *self._advance(now)]
         if self.stage is Stage.CLOSING and not parts:
             return self._finish()
@@ -524,5 +499,5 @@ class JobSupervisor(Supervisor):
         return not self._order_is_old and (order.finished or (bool(self._done) and not order.live_ranks))
 
     def _stop_shards(self, now: float) -> list[Command]:
-        self.stage, self._stage_ends = Stage.STOPPING, now + SERVER_GRACE_SECONDS
+        self.stage, self._stage_ends = Stage.STOPPING, now + times.SERVER_GRACE_SECONDS
         return [*self._signal(signal.SIGTERM, ProcessRole.SHARD), *self._advance(now)]

@@ -264,7 +264,7 @@ def test_where_none_can_be_forked_shards_are_started_as_programs(machine, variab
 
 def test_one_that_does_not_answer_is_killed_and_the_shard_is_started_as_a_program(machine, monkeypatch):
     machine.begun(0)
-    monkeypatch.setattr(forks, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("ps_protocol.times.CALL_SECONDS", 0.2)
     os.kill(machine.forks.pid, signal.SIGSTOP)
     child = machine.start(1, "--no-such-flag")
     assert child._popen is not None

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_server.cli.launcher import supervisor as rules
 from ps_server.cli.launcher.events import (
     CoordinatorReady,
     DeadlinePassed,
@@ -16,6 +15,7 @@ from ps_server.cli.launcher.events import (
     StartProcess,
 )
 from ps_server.cli.launcher.supervisor import JobPlan, JobSupervisor, Stage
+from ps_server.cli.launcher.times import GRACE_SECONDS, SERVER_GRACE_SECONDS
 from tests.cli.launcher.supervised_job import COORDINATOR, EVALUATOR, SHARD, WORKERS, Job
 
 
@@ -76,7 +76,7 @@ def test_failures_are_kept_for_the_end_and_ends_that_were_asked_for_are_none():
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace():
     job = Job().ready()
     job.exits(WORKERS[1], 1)
-    assert job.supervisor.deadline == job.now + rules.GRACE_SECONDS
+    assert job.supervisor.deadline == job.now + GRACE_SECONDS
     assert job.late() == [Send(WORKERS[0], signal.SIGKILL)]
     assert job.exits(WORKERS[0], -signal.SIGKILL) == [Send(SHARD, signal.SIGTERM)]
 
@@ -178,14 +178,14 @@ def test_servers_on_a_busy_machine_get_the_time_they_need_to_end():
     job.now += 30.0
     assert job.supervisor.deadline > job.now
     assert job.exits(SHARD) == [Send(COORDINATOR, signal.SIGTERM)]
-    assert job.supervisor.deadline == job.now + rules.SERVER_GRACE_SECONDS
+    assert job.supervisor.deadline == job.now + SERVER_GRACE_SECONDS
     assert job.said == []
 
 
 def test_servers_that_do_not_end_are_killed_and_named():
     job = Job(workers=1).ready()
     job.exits(WORKERS[0])
-    assert job.supervisor.deadline == job.now + rules.SERVER_GRACE_SECONDS
+    assert job.supervisor.deadline == job.now + SERVER_GRACE_SECONDS
     job.late()
     assert job.said == ["coordinator, shard 0: not ended in time; killed"]
 

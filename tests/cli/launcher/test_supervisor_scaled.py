@@ -19,7 +19,8 @@ from ps_server.cli.launcher.events import (
     StartProcess,
     WorkersWanted,
 )
-from ps_server.cli.launcher.supervisor import LEAVING_GRACE_SECONDS, Stage
+from ps_server.cli.launcher.supervisor import Stage
+from ps_server.cli.launcher.times import SERVER_GRACE_SECONDS
 from tests.cli.launcher.supervised_job import COORDINATOR, SHARD, WORKERS, Job
 
 WORKER = [ProcessName(ProcessRole.WORKER, rank) for rank in range(8)]
@@ -64,7 +65,7 @@ def test_one_that_has_left_after_training_is_left_alone_while_it_saves_and_its_e
 def test_one_that_does_not_end_in_time_is_killed():
     j = job()
     j.see(order(1, {0}))
-    j.now += LEAVING_GRACE_SECONDS
+    j.now += SERVER_GRACE_SECONDS
     assert j.see(DeadlinePassed()) == [Send(WORKER[1], signal.SIGKILL)]
     assert j.see(DeadlinePassed()) == []
     assert j.exits(WORKER[1], -9) == []

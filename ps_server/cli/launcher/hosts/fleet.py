@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from ps_protocol import times
 from ps_protocol.security.settings import VARIABLES
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.link import HostLink, RemoteProcess
@@ -20,14 +21,10 @@ from ps_server.cli.launcher.job_folder import LOCK
 
 PROGRAM = "ps_server.cli.launcher.hosts.host_program"
 
-SILENCE_SECONDS = 60.0
-"""A host that was silent for so long counts as lost, and so does ps-run on a host."""
-
-CONNECT_SECONDS = 20
 
 _FILES = frozenset(VARIABLES[name] for name in ("tls_cert", "tls_key", "tls_ca", "token_file"))
 
-_OPENSSH = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
+_OPENSSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 """No terminal, no questions. Options of the user come before them, and win."""
 
 
@@ -45,7 +42,7 @@ class HostsJob:
     data_dir: Path | None = None
     checkpoint_dir: Path | None = None
     ssh: str = "ssh"
-    silence_seconds: float = SILENCE_SECONDS
+    silence_seconds: float = times.PATIENCE_SECONDS
     working_folder: str = field(default_factory=os.getcwd)
 
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
+from ps_protocol import times
 from ps_protocol.errors import ConfigError, PsError, StorageFull
 from ps_protocol.files import OwnFolder, open_private
 from ps_protocol.launch.child import Child
@@ -44,14 +45,9 @@ from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder
 from ps_server.cli.launcher.machines import ThisMachine
 from ps_server.cli.launcher.signals import SignalPipe
 
-FIRST_SILENCE_SECONDS = 60.0
-"""How long it waits for the first message; that one sets the limit from then on."""
-
 MAX_WAITING_BYTES = 1 << 20
 """With more than this to be sent, it reads no more of what its processes write: they wait."""
 
-READY_POLL_SECONDS = 0.02
-LONGEST_WAIT_SECONDS = 1.0
 _READ_BYTES = 1 << 16
 
 
@@ -73,7 +69,7 @@ class HostProgram:
         self._folder = Path()
         self._machine = ThisMachine(self._folder)
         self._starts_coordinator = False
-        self._silence_seconds = FIRST_SILENCE_SECONDS
+        self._silence_seconds = times.PATIENCE_SECONDS
         self._heard = self._spoke = time.monotonic()
         self._gone = ""
 
@@ -105,7 +101,7 @@ class HostProgram:
             for name, child in self._children.items():
                 if name not in self._quiet:
                     poll.register(child.output, select.POLLIN)
-        seconds = READY_POLL_SECONDS if self._starts_coordinator else LONGEST_WAIT_SECONDS
+        seconds = 0.02 if self._starts_coordinator else 1.0
         poll.poll(min(seconds, self._silence_seconds / 4) * 1000)
 
     def _write(self) -> None:

@@ -18,6 +18,7 @@ from ps_protocol.errors import ConfigError, PsError, Unavailable
 from ps_protocol.launch import shim
 from ps_protocol.launch.child import OutputPipe
 from ps_protocol.text import printable
+from ps_server.cli.launcher import times
 from ps_server.cli.launcher.events import ProcessName
 from ps_server.cli.launcher.hosts.messages import (
     BEGINNING,
@@ -162,7 +163,6 @@ def other_version(host: str, theirs: str, ours: str) -> PsError:
 
 _READ_BYTES = 1 << 16
 _MOST_PRINTED_BYTES = 1 << 14
-_END_SECONDS = 5.0
 
 
 class HostLink:
@@ -227,11 +227,11 @@ class HostLink:
     def close(self) -> None:
         """End the connection, at once unless ``leave`` was called; returns when ssh has ended."""
         if self._popen.stdin is not None and self._popen.stdin.closed and self._held is None:
-            self._thread.join(_END_SECONDS)
+            self._thread.join(times.GRACE_SECONDS)
         if self._thread.is_alive():
             with suppress(OSError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
-            self._thread.join(_END_SECONDS)
+            self._thread.join(times.GRACE_SECONDS)
 
     def _send_message(self, message: Message) -> None:
         data = pack(message)
@@ -277,7 +277,7 @@ class HostLink:
     def _exit_code(self) -> int:
         """Of ssh, which has closed its output."""
         try:
-            return self._popen.wait(_END_SECONDS)
+            return self._popen.wait(times.GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             with suppress(OSError):
                 os.killpg(self._popen.pid, signal.SIGKILL)

@@ -7,16 +7,9 @@ from collections.abc import Sequence
 
 from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_protocol.launch.restarts import Restarts
+from ps_server.cli.launcher import times
 from ps_server.cli.launcher.events import SCRIPTS, SERVERS, Command, Exited, ProcessName, ProcessRole, Say
-from ps_server.cli.launcher.supervisor import GRACE_SECONDS, Stage, Supervisor, how_it_ended, shell_code
-
-SERVER_DELAY_SECONDS = 5.0
-"""Servers outlive a signal by so much, so that the workers of all tasks can leave."""
-
-SERVER_GRACE_SECONDS = 20.0
-"""Between SIGTERM and SIGKILL for servers: together with the delay below Slurm's usual KillWait of 30 s."""
-
-_LEAVING_SECONDS = max(GRACE_SECONDS, SERVER_DELAY_SECONDS)
+from ps_server.cli.launcher.supervisor import Stage, Supervisor, how_it_ended, shell_code
 
 
 class TaskSupervisor(Supervisor):
@@ -58,14 +51,19 @@ class TaskSupervisor(Supervisor):
         # One whose job is finished, but for its last checkpoint, would begin another run.
         hopeless = hopeless or (process.part is ProcessRole.COORDINATOR and code == EXIT_UNSAVED)
         again = [] if hopeless else self._again(process, how, now)
-        return again or self._end(shell_code(code), f"{how}; ending this task", now, grace_seconds=_LEAVING_SECONDS)
+        return again or self._end(
+            shell_code(code),
+            f"{how}; ending this task",
+            now,
+            grace_seconds=times.GRACE_SECONDS,
+        )
 
     def _words_of_interrupt(self, signum: signal.Signals) -> tuple[str, float]:
-        return f"received {signum.name}; ending this task", _LEAVING_SECONDS
+        return f"received {signum.name}; ending this task", times.GRACE_SECONDS
 
     def _on_stage_end(self, now: float) -> list[Command]:
         if self.stage is Stage.LEAVING:
-            self.stage, self._stage_ends = Stage.STOPPING, now + SERVER_GRACE_SECONDS
+            self.stage, self._stage_ends = Stage.STOPPING, now + times.TASK_GRACE_SECONDS
             return [*self._signal(signal.SIGKILL, *SCRIPTS), *self._signal(signal.SIGTERM, *SERVERS)]
         return self._signal(signal.SIGKILL, *ProcessRole)
 
