@@ -19,12 +19,12 @@ from ps_worker.model.built_optimizer import (
 )
 from ps_worker.model.declare import BufferPolicy, Declaration, build_spec
 from ps_worker.model.plain import plain_module
-from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.on_shards import check_style, let_grow, on_shards
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
 from ps_worker.step.summary import PLAIN, Style
+from ps_worker.trained_models import TrainedModels
 
 _OF_TORCH = ("step", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
 """Attributes of an instance that tell how torch runs its step: the scheduler's wrapper, and how it is fused."""

@@ -17,13 +17,12 @@ from ps_protocol.model.spec import Consistency, choice
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.wire.formats import Wire
 from ps_worker.adopt import adopt_optimizer
-from ps_worker.collectives.collectives import Collectives
+from ps_worker.collectives import Collectives
 from ps_worker.data.datasets import Datasets
 from ps_worker.embedded import EmbeddedCluster
-from ps_worker.evaluator.evaluator import follow
+from ps_worker.evaluator import follow
 from ps_worker.model.bindings import Source
 from ps_worker.model.declare import BufferPolicy, named_arguments
-from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.reporting import plain_metrics
@@ -32,6 +31,7 @@ from ps_worker.session.terminate import Terminated, leave_reason, warn_of_no_ste
 from ps_worker.step.summary import Style, Writes
 from ps_worker.tables import factories
 from ps_worker.tables.prefetch import BatchIds, Prefetch
+from ps_worker.trained_models import TrainedModels
 
 T = TypeVar("T")
 

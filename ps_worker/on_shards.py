@@ -13,12 +13,12 @@ from ps_protocol.times import PATIENCE_SECONDS
 from ps_worker.model.bindings import Source
 from ps_worker.model.built_optimizer import constructor_arguments, group_to_declare
 from ps_worker.model.declare import BufferPolicy, Declaration, build_spec
-from ps_worker.multi_model.trained_models import TrainedModels
-from ps_worker.multi_model.trained_models import end_use as end_model_use
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
 from ps_worker.step.summary import PLAIN, Style
+from ps_worker.trained_models import TrainedModels
+from ps_worker.trained_models import end_use as end_model_use
 
 
 def on_shards(torch_class: type[torch.optim.Optimizer]) -> type[PsOptimizer]:

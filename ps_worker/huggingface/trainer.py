@@ -19,7 +19,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Mode
 from ps_worker.cluster import Cluster
-from ps_worker.collectives.common_values import CommonValues
+from ps_worker.common_values import CommonValues
 from ps_worker.data.samples import batch_samples
 from ps_worker.huggingface.accelerator import PsAccelerator, over_cluster
 from ps_worker.huggingface.joining import advance, running_step

@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ps_worker.cluster import Cluster
-from ps_worker.collectives.common_values import CommonValues
+from ps_worker.common_values import CommonValues
 from ps_worker.lightning import joined
 from ps_worker.lightning.adopted import close_earlier, note_adopted, optimizers_of
 from ps_worker.lightning.process import TrainerProcess

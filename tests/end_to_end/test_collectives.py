@@ -10,7 +10,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode
 from ps_worker import Cluster
-from ps_worker.collectives.values import encode_value
+from ps_worker.collectives import encode_value
 from tests.worker.jobs import Job, running_job, together
 
 

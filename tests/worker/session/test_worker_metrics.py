@@ -11,7 +11,7 @@ from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import ConfigError, NonFiniteGradient
 from ps_protocol.metrics.definition import HistogramValue
-from ps_worker.collectives.collectives import Collectives
+from ps_worker.collectives import Collectives
 from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.config import WorkerConfig

@@ -9,8 +9,7 @@ from functools import partial
 from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import EventLogger
-from ps_worker.multi_model.deadlock_avoidance import DeadlockAvoidance, worker_clocks
-from ps_worker.multi_model.no_op_steps import no_op_steps
+from ps_worker.deadlock_avoidance import DeadlockAvoidance, no_op_steps, worker_clocks
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
 from ps_worker.tables.table import TableModule

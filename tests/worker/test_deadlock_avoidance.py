@@ -13,7 +13,7 @@ import pytest
 from ps_protocol.errors import Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.consistency import Position, PushInfo, Tracker, Verdict, WorkerKey
-from ps_worker.multi_model.deadlock_avoidance import DeadlockAvoidance, WorkerClock, WorkerClocks, is_blocked, is_needed
+from ps_worker.deadlock_avoidance import DeadlockAvoidance, WorkerClock, WorkerClocks, is_blocked, is_needed
 from tests.support.shards import wait_until
 
 SYNC = Consistency(Mode.SYNC)

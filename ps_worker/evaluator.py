@@ -14,7 +14,6 @@ from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import ModelMismatch, ModelMoved, Retryable, UnknownModel
 from ps_protocol.model.spec import Kind, ShardMap, Variable
 from ps_protocol.retry import SHARD, Attempts
-from ps_worker.evaluator.row_reader import read_rows
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.bindings import Bindings, Source, bind, read_groups
 from ps_worker.model.plain import plain_module
@@ -22,7 +21,7 @@ from ps_worker.session.session import Session
 from ps_worker.step.pipeline import newer_map
 from ps_worker.step.shard_calls import ShardClient
 from ps_worker.tables.binding import TableBinding
-from ps_worker.tables.lookup import Lookup, Position
+from ps_worker.tables.lookup import Lookup, Position, ShardLookup
 from ps_worker.tables.row_router import RowRouter
 from ps_worker.tables.table import NO_TABLES, DeclaredTables, declared, matched, table_differences
 from ps_worker.transport.replies import Peer
@@ -197,3 +196,22 @@ def _difference(declared: Variable, own: Variable | None) -> str:
         if theirs != mine
     ]
     return f"'{declared.name}' has " + ", ".join(parts) if parts else ""
+
+
+_CALL_IDS = 300_000
+
+
+def read_rows(calls: ShardClient, part: ShardLookup) -> None:
+    """Fill ``part`` with the newest rows, in calls that fit into a message. Raises PsError."""
+    pieces = iter(zip(part.ids, part.pieces, strict=True))
+    for table in part.tables:
+        left = table.rows
+        while left:
+            ids, rows = next(pieces)
+            count = len(ids) // 8
+            row_bytes = len(rows) // count
+            for begin in range(0, count, _CALL_IDS):
+                end = min(count, begin + _CALL_IDS)
+                calls.get_rows(table.table, [ids[8 * begin : 8 * end]], [rows[row_bytes * begin : row_bytes * end]])
+            left -= count
+    part.arrived = True

@@ -9,7 +9,7 @@ import pytest
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode
-from ps_worker.collectives.common_values import Choice, CommonValues, Told, choose
+from ps_worker.common_values import Choice, CommonValues, Told, choose
 
 NONE = Told(has_stepped=True)
 SET = Told("weight", "a", "b", has_stepped=True)

@@ -8,7 +8,7 @@ import torch
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_worker.collectives.values import decode_value, encode_value
+from ps_worker.collectives import decode_value, encode_value
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from ps_protocol.errors import StateLost, Unavailable
-from ps_worker.multi_model.no_op_steps import no_op_steps
+from ps_worker.deadlock_avoidance import no_op_steps
 from tests.support.shards import wait_until
 
 

@@ -1,8 +1,9 @@
-"""Collective calls of workers on small tensors and values."""
+"""Collective calls of workers on small tensors and values, which the coordinator carries."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,12 +11,16 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from google.protobuf.message import DecodeError
 
-from ps_protocol.cluster.exchange import MAX_PAYLOAD_BYTES, ExchangeKey
+from ps_protocol.cluster.exchange import MAX_PAYLOAD_BYTES, ExchangeKey, ExchangeState, ExchangeValue, TensorBytes
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_worker.collectives.values import decode_value, encode_value
-from ps_worker.collectives.waiting import wait_for_exchange
+from ps_protocol.errors import ConfigError, InvalidRequest, PsError
+from ps_protocol.model.spec import DType
+from ps_protocol.wire.convert.exchange import exchange_value_from_bytes, exchange_value_to_bytes
+from ps_worker import times
+from ps_worker.deadlock_avoidance import is_needed, worker_clocks
+from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
 
@@ -140,3 +145,111 @@ class Collectives:
 def _check_tensor(value: object, call: str) -> None:
     if not isinstance(value, torch.Tensor):
         raise ConfigError(f"{call}() needs a tensor", actual=repr(value)[:80], remedy="torch.tensor(…) makes one")
+
+
+_DTYPES = {getattr(torch, dtype.value): dtype for dtype in DType}
+
+
+def encode_value(call: str, value: Any) -> bytes:
+    """``value`` as given to ``call``. Raises ConfigError for what is neither a tensor that can travel nor JSON."""
+    if isinstance(value, torch.Tensor):
+        return exchange_value_to_bytes(ExchangeValue(call, tensor=_bytes_of(value)))
+    _check_json(value, call)
+    return exchange_value_to_bytes(ExchangeValue(call, json.dumps(value)))
+
+
+def decode_value(payload: bytes, call: str, rank: int) -> Any:
+    """The value that worker ``rank`` gave; tensors are on the CPU.
+
+    Raises InvalidRequest when that worker made another call, or its payload is no value.
+    """
+    try:
+        value = exchange_value_from_bytes(payload)
+        if value.call != call:
+            raise InvalidRequest(
+                "workers make different collective calls at the same place of their scripts",
+                expected=f"{call}, as this worker",
+                actual=f"{value.call[:80]} by worker {rank}",
+                remedy="have every worker make the same collective calls in the same order, or give them names",
+            )
+        return json.loads(value.json) if value.tensor is None else _tensor_of(value.tensor)
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"worker {rank} gave no value to {call}", actual=repr(error)[:200]) from error
+
+
+def _bytes_of(tensor: torch.Tensor) -> TensorBytes:
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None or tensor.layout is not torch.strided:
+        raise ConfigError(
+            "workers cannot exchange this tensor",
+            expected="a dense tensor of " + ", ".join(each.value for each in DType),
+            actual=f"{tensor.dtype}, {tensor.layout}",
+        )
+    plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return TensorBytes(dtype, tuple(tensor.shape), plain.numpy().tobytes())
+
+
+def _tensor_of(tensor: TensorBytes) -> torch.Tensor:
+    dtype = getattr(torch, tensor.dtype.value)
+    if not tensor.elements:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(tensor.elements), dtype=dtype).reshape(tensor.shape)
+
+
+def _check_json(value: Any, call: str) -> None:
+    """Raises ConfigError unless ``value`` comes back from JSON as it was."""
+    if value is None or type(value) in (bool, int, float, str):
+        return
+    if type(value) is list:
+        for each in value:
+            _check_json(each, call)
+    elif type(value) is dict and all(type(key) is str for key in value):
+        for each in value.values():
+            _check_json(each, call)
+    else:
+        raise ConfigError(
+            f"{call} cannot send this value",
+            expected="a tensor, or what JSON has: None, bool, int, float, str, lists, and dicts with keys of str",
+            actual=repr(value)[:80],
+            remedy="send its parts as such values",
+        )
+
+
+def wait_for_exchange(
+    session: Session, models: Iterable[RemoteModel], key: ExchangeKey, payload: bytes
+) -> ExchangeState:
+    """Give ``payload`` and wait until the exchange is complete. Called by the training thread. Raises PsError.
+
+    In bounded modes a worker with more steps before the exchange waits, in such a step, for this one. Then this worker
+    makes a no-op step of that model, and catches up at the end. It makes none for a worker that is ahead since it has
+    left the exchange: the clocks are asked first, and the exchange must be open after that.
+    """
+    advanced: dict[str, RemoteModel] = {}
+    wait_seconds = 0.5
+    while not (state := session.exchange(key, payload, wait_seconds)).complete:
+        session.check()
+        session.wait_hint(f"waiting in the exchange {key} for worker " + ", ".join(map(str, state.missing)))
+        wait_seconds = 0.5
+        if (needed := list(_needed(session, models))) and not session.exchange(key, payload, 0.0).complete:
+            for model in needed:
+                if model.name not in advanced:
+                    model.begin_waiting()
+                model.no_op_step()
+                advanced[model.name] = model
+            wait_seconds = times.NO_OP_AGAIN_SECONDS
+    for model in advanced.values():
+        model.catch_up()
+    return state
+
+
+def _needed(session: Session, models: Iterable[RemoteModel]) -> Iterator[RemoteModel]:
+    """The models of which another worker has stepped further than it may without this one."""
+    consistency = session.consistency
+    if not consistency.mode.bounded:
+        return
+    for model in models:
+        try:
+            if is_needed(session.rank, worker_clocks(session, model), consistency, by_older=False):
+                yield model
+        except PsError as error:
+            log.debug("the clocks of other workers are not known: %s", error)

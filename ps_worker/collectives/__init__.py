@@ -1,1 +1,0 @@
-"""Small collectives among workers, over the coordinator. ``Collectives`` owns the numbers of a worker's exchanges."""

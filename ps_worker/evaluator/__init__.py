@@ -1,1 +1,0 @@
-"""Reading the newest parameters and rows without training."""

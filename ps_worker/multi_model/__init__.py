@@ -1,1 +1,0 @@
-"""Several models in one job: steps without gradients, and deadlocks between models avoided."""
