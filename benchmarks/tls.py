@@ -15,7 +15,7 @@ from benchmarks.processes import Child
 from benchmarks.rows import Key, Subject
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.settings import BulkSecurity
-from ps_server.certs.folder import CertificateFolder
+from ps_server.certs import CertificateFolder
 
 WITHOUT, WITH, TOKEN_ONLY = "without tls", "with tls", "with tls, payload in clear"
 

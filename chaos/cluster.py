@@ -15,7 +15,7 @@ from ps_protocol.client.worker_requests import LostServer, WorkerRequests
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.certs.folder import CertificateFolder
+from ps_server.certs import CertificateFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from benchmarks.rows import Key, Subject
 from benchmarks.timing import Loop
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
-from ps_server.certs.folder import CertificateFolder
+from ps_server.certs import CertificateFolder
 
 SYSTEM = "python ssl socket (tls)"
 

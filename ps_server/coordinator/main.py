@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ps_protocol.client.coordinator import EXIT_UNSAVED
+from ps_protocol.cluster.history import JobHistory
 from ps_protocol.errors import PsError
 from ps_protocol.launch.life import showing_life, take_life_pipe
 from ps_protocol.logs import EventLogger, LogFormat, configure_logging, describe_process
@@ -40,12 +41,12 @@ from ps_server.coordinator.jobs.ending import end_with_job
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.membership.admission import MOST_SHARDS
 from ps_server.coordinator.metrics import COORDINATOR, CoordinatorMetrics, targets
-from ps_server.coordinator.page import serve_page
 from ps_server.coordinator.persistence.cluster_records import from_rows
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings, PartitionOptions
 from ps_server.limits import JobLimits, LimitCounts, ServerLimits
+from ps_server.page.needs import check_libraries
 from ps_server.serving import grpc_server
 from ps_server.serving.metrics import MetricsConfig, metrics_option, serve_metrics
 from ps_server.settings import options, was_given
@@ -184,6 +185,31 @@ def _serve_metrics(
         call_on_loop(loop, lambda: targets(driver.status())),
         security,
     )
+
+
+def serve_page(bind: str, port: int | None, recorder: JobRecorder, security: Security) -> PageServer | None:
+    """Serve the page of this job; None where ``port`` is None. Called on the coordinator's loop.
+
+    Raises ConfigError when its libraries are not installed, or it cannot listen there.
+    """
+    if port is None:
+        return None
+    check_libraries("the page (--page-port)")
+    # What serves it is an extra of the package, and takes its time to import.
+    from ps_server.page.server import PageServer
+
+    loop = asyncio.get_running_loop()
+
+    async def told() -> JobHistory:
+        return recorder.history()
+
+    async def source() -> JobHistory:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(told(), loop))
+
+    page = PageServer(bind, port, source, security)
+    recorder.configuration["page"] = page.url
+    logger.info("server.started", "page at %s", page.url)
+    return page
 
 
 @click.command(

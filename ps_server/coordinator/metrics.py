@@ -13,7 +13,7 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.limits import LimitCounts
-from ps_server.serving.limit_metrics import SERVER, read_limits
+from ps_server.serving.metrics import SERVER, read_limits
 
 COORDINATOR = Catalogue("coordinator", "", COMMON, SERVER)
 

@@ -1,8 +1,8 @@
-"""What a server was told about its metrics, and the start of their HTTP server."""
+"""The metrics of a server: their option, the HTTP server that shows them, and the metrics of limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,29 @@ import click
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import EventLogger
-from ps_protocol.metrics.definition import Read
+from ps_protocol.metrics.definition import Catalogue, Read, Sample
 from ps_protocol.metrics.server import MetricsServer, Targets
 from ps_protocol.security.security import OFF as NO_SECURITY
 from ps_protocol.security.security import Security
+from ps_server.limits import LimitCounts
 from ps_server.settings import PortOption
 
 logger = EventLogger(__name__)
 
 OFF = "off"
+
+SERVER = Catalogue("server")
+
+REFUSALS = SERVER.counter(
+    "limit_refusals_total",
+    "What a limit of the server has refused or closed, by the limit's name in docs/deploy.md: connections, "
+    "peer_connections (of one host), handshakes and handshake_time (before the first call), calls, peer_calls, "
+    "metadata, first_message, feeds, peer_feeds, answers, uploads, side_handshakes, token_time; of the job: models, "
+    "variables, slices, tables, buckets, model_bytes, names.",
+    "limit",
+)
+USED = SERVER.gauge("limit_used", "How much of a limit is taken now; bytes for answers and uploads.", "limit")
+MOST = SERVER.gauge("limit_most", "How much of a limit there is, as limit_used counts it.", "limit")
 
 
 @dataclass(frozen=True)
@@ -86,3 +100,12 @@ def serve_metrics(
     )
     logger.info("server.started", "metrics at %s", server.url)
     return server
+
+
+def read_limits(counts: LimitCounts) -> Iterator[Sample]:
+    """The numbers of this server."""
+    for limit, count in counts.counts.items():
+        yield REFUSALS.of(count, limit)
+    for limit, (most, used) in counts.held.items():
+        yield USED.of(used, limit)
+        yield MOST.of(most, limit)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from ps_protocol.metrics.common import COMMON, read_common
 from ps_protocol.metrics.definition import Catalogue, HistogramValue, Sample
 from ps_server.consistency import FAILED, Verdict
-from ps_server.serving.limit_metrics import SERVER, read_limits
+from ps_server.serving.metrics import SERVER, read_limits
 from ps_server.shard.counters import Counters
 from ps_server.shard.durability.storage import Storage
 from ps_server.shard.execution.executor import ShardExecutor

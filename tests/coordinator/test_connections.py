@@ -7,8 +7,7 @@ import socket
 import pytest
 
 from ps_server.limits import CONNECTIONS, HANDSHAKE_TIME, HANDSHAKES, PEER_CONNECTIONS, ServerLimits
-from ps_server.serving.connections import ConnectionBook
-from ps_server.serving.own_sockets import Connection, connections_to, end, endpoint_of
+from ps_server.serving.connections import Connection, ConnectionBook, connections_to, end, endpoint_of
 from tests.support.shards import wait_until
 
 

@@ -22,7 +22,7 @@ from ps_protocol.security.security import Security
 from ps_protocol.security.session import SessionSigner
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.security.tokens import parse_tokens
-from ps_server.certs.authority import Authority, KeyedCertificate
+from ps_server.certs import Authority, KeyedCertificate
 from ps_server.serving import grpc_server, open_streams
 from ps_server.serving.authorization import Authorization
 from tests.support.certificates import authority, made_folder, security_of, write_pair

@@ -17,7 +17,7 @@ from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_server.limits import CALLS, CONNECTIONS, LIMITS, PEER_CALLS, LimitCounts, ServerLimits, SharedLimit, host_of
 from ps_server.serving import connections, grpc_server
-from ps_server.serving.limit_metrics import REFUSALS, read_limits
+from ps_server.serving.metrics import REFUSALS, read_limits
 from tests.support.loops import LoopThread
 from tests.support.shards import wait_until
 

@@ -26,7 +26,7 @@ from ps_server import limits as names
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.limits import LIMITS, JobLimits, LimitCounts, ServerLimits, ShardLimits
 from ps_server.serving import connections
-from ps_server.serving.limit_metrics import read_limits
+from ps_server.serving.metrics import read_limits
 from ps_server.shard import byte_budget
 from ps_server.shard.config import SideChannelConfig
 from tests.coordinator.test_server_limits import Begun, Server, call, refused, serving

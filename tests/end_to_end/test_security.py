@@ -25,8 +25,7 @@ from ps_protocol.security.identity import SessionEnded
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.certs.authority import Authority
-from ps_server.certs.folder import CertificateFolder
+from ps_server.certs import Authority, CertificateFolder
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.coordinator.access import CoordinatorAccess
@@ -135,7 +134,7 @@ def test_strangers_are_refused_with_the_file_the_date_or_the_role(lab, tmp_path)
 def test_a_server_whose_certificate_has_expired_is_named_with_the_date(lab, monkeypatch):
     with running_job(shards=0, workers=1, lab=lab) as job:
         certificate, key = lab.pair("ca")
-        from ps_server.certs.authority import KeyedCertificate
+        from ps_server.certs import KeyedCertificate
 
         authority = Authority(KeyedCertificate(certificate.read_bytes(), key.read_bytes()))
         # Servers take what they are given when it is replaced; so one that expires while they run is made by hand.

@@ -13,7 +13,7 @@ from ps_protocol.model.spec import Consistency
 from ps_protocol.security.security import Security
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.history.recorder import JobRecorder
-from ps_server.coordinator.page import serve_page
+from ps_server.coordinator.main import serve_page
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.page.server import PageServer

@@ -20,7 +20,7 @@ from ps_protocol.security.credentials import bearer
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.certs.authority import Authority
+from ps_server.certs import Authority
 from ps_server.page import app, broadcast
 from ps_server.page.needs import check_libraries
 from ps_server.page.server import PageServer

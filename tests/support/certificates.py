@@ -8,8 +8,7 @@ from pathlib import Path
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.certs.authority import Authority, KeyedCertificate
-from ps_server.certs.folder import CertificateFolder
+from ps_server.certs import Authority, CertificateFolder, KeyedCertificate
 
 
 @cache

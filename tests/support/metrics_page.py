@@ -8,7 +8,7 @@ from pathlib import Path
 from ps_protocol.metrics.common import COMMON
 from ps_protocol.metrics.definition import Catalogue, Metric
 from ps_server.coordinator.metrics import COORDINATOR
-from ps_server.serving.limit_metrics import SERVER
+from ps_server.serving.metrics import SERVER
 from ps_server.shard.metrics import SHARD
 from ps_worker.session.metrics import WORKER
 

@@ -11,7 +11,7 @@ from ps_protocol.security.certificates import CertificateFacts
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.certs.authority import Authority
+from ps_server.certs import Authority
 from tests.support.certificates import authority, write_pair
 
 SERVER, CLIENT = "shard/job/0", "worker/alice"

@@ -26,7 +26,7 @@ from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.serving.metrics import OFF
 
 if TYPE_CHECKING:
-    from ps_server.certs.folder import CertificateFolder
+    from ps_server.certs import CertificateFolder
 
 
 LOOPBACK = "127.0.0.1"
@@ -193,7 +193,7 @@ def certificates_in(path: Path, shards: int, hosts: Sequence[str] = (), job: str
     Certificates of an earlier start are renewed; tokens stay. ``hosts``: names and addresses of servers, beside those
     of this machine. ``job``: the name of the job.
     """
-    from ps_server.certs.folder import CertificateFolder  # slow to import
+    from ps_server.certs import CertificateFolder  # slow to import
 
     folder = CertificateFolder(path, job)
     if folder.authority_file.exists():

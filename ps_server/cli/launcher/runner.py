@@ -57,7 +57,7 @@ from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
 
 if TYPE_CHECKING:
-    from ps_server.certs.folder import CertificateFolder
+    from ps_server.certs import CertificateFolder
 
 
 #: Exit code of a process that cannot be started, as of a shell.

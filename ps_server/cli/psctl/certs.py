@@ -66,7 +66,7 @@ def init(
     """Make certificates and tokens in a folder."""
     if drop_old and not new_tokens:
         raise click.UsageError("--drop-old is for --new-tokens")
-    from ps_server.certs.folder import CertificateFolder  # slow to import
+    from ps_server.certs import CertificateFolder  # slow to import
 
     made = CertificateFolder(folder, job or DEFAULT_JOB)
     with clean_errors():

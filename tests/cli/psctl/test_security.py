@@ -9,7 +9,7 @@ from ps_protocol.client import connection
 from ps_protocol.cluster.view import Role
 from ps_protocol.rpc.reach import why_unreachable
 from ps_protocol.security import expiry
-from ps_server.certs.folder import CertificateFolder
+from ps_server.certs import CertificateFolder
 from ps_server.cli.psctl import main
 from tests.support.certificates import made_folder
 from tests.support.shards import wait_until

@@ -13,7 +13,7 @@ from ps_protocol.rpc.client_errors import translate
 from ps_protocol.security.roles import Access, AccessRole
 from ps_protocol.security.security import CredentialsReplaced, Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.certs.authority import Authority
+from ps_server.certs import Authority
 from ps_server.serving import authorization, grpc_server
 from ps_server.serving.authorization import Authorization
 from tests.support.certificates import write_pair

@@ -11,7 +11,7 @@ from ps_protocol.security.expiry import ExpiryWatch
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.certs.authority import Authority
+from ps_server.certs import Authority
 from tests.support.certificates import write_pair
 
 DAY = 86400.0

@@ -16,8 +16,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import VARIABLES, BulkSecurity, SecuritySettings
 from ps_protocol.security.tokens import AccessToken, TokenFile, parse_tokens
-from ps_server.certs.authority import Authority
-from ps_server.certs.folder import CertificateFolder
+from ps_server.certs import Authority, CertificateFolder
 from tests.support.certificates import authority, made_folder, security_of, write_pair
 
 SECRET = "0123456789abcdef0123"

@@ -15,7 +15,7 @@ from ps_protocol.errors import InvalidRequest, PsError, Unauthenticated
 from ps_protocol.security.security import Security
 from ps_protocol.wire.socket_messages import framed
 from ps_protocol.wire.tls_carrier import CHUNK_BYTES, TlsCarrier
-from ps_server.certs.authority import Authority
+from ps_server.certs import Authority
 from tests.support.seeds import seeded
 from tests.support.tls import SocketCertificates
 

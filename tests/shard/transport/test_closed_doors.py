@@ -18,7 +18,7 @@ from ps_protocol.security.settings import BulkSecurity
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.errors import from_detail
 from ps_protocol.wire.socket_messages import framed
-from ps_server.certs.authority import Authority
+from ps_server.certs import Authority
 from ps_server.shard.config import SideChannelConfig
 from tests.support.shards import flat, gradients
 from tests.support.side_channels import BULK, HURRIED, LARGE, SHM, Channel, header, unharmed, worker_of

@@ -21,7 +21,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError, Fenced, InvalidRequest, NotReady, PermissionDenied, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.security.roles import AccessRole
-from ps_server.certs.folder import CertificateFolder
+from ps_server.certs import CertificateFolder
 from ps_server.cli.options.mode import ModeOptions
 from ps_worker.data.datasets import share_of
 from ps_worker.session.config import WorkerConfig

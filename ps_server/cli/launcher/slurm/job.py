@@ -30,7 +30,7 @@ from ps_server.cli.launcher.slurm.tasks import SlurmTask, TaskLayout, processes_
 from ps_server.serving.grpc_server import join_address
 
 if TYPE_CHECKING:
-    from ps_server.certs.folder import CertificateFolder
+    from ps_server.certs import CertificateFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def threads(task: SlurmTask, environ: Mapping[str, str]) -> int:
 def _certificates(path: Path | None, job: str) -> CertificateFolder | None:
     if path is None:
         return None
-    from ps_server.certs.folder import CertificateFolder  # slow to import
+    from ps_server.certs import CertificateFolder  # slow to import
 
     folder = CertificateFolder(path.absolute(), job)
     if not folder.authority_file.exists():
