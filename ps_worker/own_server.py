@@ -37,8 +37,7 @@ class OwnServer:
     ) -> None:
         """Start it. Raises OSError when there is no process for it.
 
-        ``name``: for errors, such as "shard 0". ``command``: without --ready-file. ``watch``: what notices that it
-        hangs.
+        ``name``: for errors, such as "shard 0". ``command``: without --ready-file. ``watch``: notices that it hangs.
         """
         self._name = name
         self._lines: deque[str] = deque(maxlen=_LINES)
@@ -104,20 +103,14 @@ class OwnServer:
         watch: type[LifePipe | StopWatch] | None,
         started: threading.Event,
     ) -> None:
-        # A pipe, and no file: a process that is killed leaves none. A standby writes to it again when it takes over.
-        ready, writable = os.pipe()
         try:
-            program = [*command, "--ready-file", f"/dev/fd/{writable}"]
-            self._child = Child(self._name, program, environment, inherited=(writable,), watch=watch)
+            self._child = Child(self._name, command, environment, watch=watch, serves=True)
         except OSError as error:
-            os.close(ready)
             self._not_started = error
             return
         finally:
-            os.close(writable)
             started.set()
-        hung = self._attend(self._child, ready)
-        os.close(ready)
+        hung = self._attend(self._child)
         self._pass_on(self._child.read_rest())
         if hung:
             self.ended = f"{self._name} hung and was killed: {hung}"
@@ -127,24 +120,23 @@ class OwnServer:
             self.ended = f"{self._name} {how}"
         self._settled.set()
 
-    def _attend(self, child: Child, ready: int) -> str:
+    def _attend(self, child: Child) -> str:
         """Return when it has ended: why it hung and was killed; empty: it was not."""
-        hung, address = "", b""
+        hung = ""
         with selectors.DefaultSelector() as selector:
-            for descriptor in (child.output, ready):
-                selector.register(descriptor, selectors.EVENT_READ)
+            for descriptor in (child.output, child.ready):
+                selector.register(descriptor, selectors.EVENT_READ)  # type: ignore[arg-type]  # it serves
             while not self._has_ended(child):
                 prints = child.output in selector.get_map()
                 for key, _ in selector.select(_WATCH_SECONDS if prints else _REAP_SECONDS):
-                    if key.fd == ready:
-                        address += (data := os.read(ready, 4096))
-                        if not data:
-                            selector.unregister(ready)
-                        elif b"\n" in data and not self.address:
-                            self.address = address.split(b"\n")[0].decode().strip()
+                    if key.fd == child.ready:
+                        # In one piece. What a standby writes when it takes over stays in the pipe.
+                        selector.unregister(key.fd)
+                        if address := child.address():
+                            self.address = address
                             self._settled.set()
                     elif (lines := child.read()) is None:
-                        selector.unregister(child.output)
+                        selector.unregister(key.fd)
                     else:
                         self._pass_on(lines)
                 if not hung and (hung := child.hangs()):

@@ -70,7 +70,7 @@ def test_the_name_of_a_job_is_on_every_sample_of_every_process_and_on_every_targ
 @pytest.mark.parametrize(("port", "flags"), [(None, []), (0, ["--page-port", "0"]), (7080, ["--page-port", "7080"])])
 def test_a_coordinator_that_is_started_again_gets_the_same_port(port: int | None, flags: list[str]) -> None:
     programs = replace(Programs(Script(("python", "x.py")), Consistency(), 1, 1, 1), page_port=port)
-    command = programs.command(ProcessName(ProcessRole.COORDINATOR), "127.0.0.1:7000", "ready")
+    command = programs.command(ProcessName(ProcessRole.COORDINATOR), "127.0.0.1:7000")
     at = command.index("--page-port") if flags else 0
     assert command[at : at + len(flags)] == flags
     assert ("--page-port" in command) == bool(flags)

@@ -111,8 +111,14 @@ class Child(OutputPipe):
         log: BinaryIO | None = None,
         inherited: Sequence[int] = (),
         watch: type[LifePipe | StopWatch] | None = None,
+        *,
+        serves: bool = False,
     ) -> None:
-        """Start it. ``inherited``: descriptors that it keeps open. ``watch``: what notices that it hangs."""
+        """Start it. ``inherited``: descriptors that it keeps open. ``watch``: what notices that it hangs.
+
+        ``serves``: it is a server with the option --ready-file, which writes its address there. That is a pipe and no
+        file: a process that is killed leaves none.
+        """
         super().__init__(log)
         self.name = name
         self._watch = watch(time.monotonic()) if watch is not None else None
@@ -123,16 +129,23 @@ class Child(OutputPipe):
         self.pid: int | None = None
         if self._watch is not None:
             environment, inherited = {**environment, **self._watch.variables}, (*inherited, *self._watch.inherited)
+        #: Readable when ``address`` is known, and at the end; None: it does not serve.
+        self.ready: int | None = None
+        self._address = b""
+        self._ready_file: int | None = None
+        if serves:
+            self.ready, self._ready_file = os.pipe()
+            os.set_blocking(self.ready, False)
+            command = [*command, "--ready-file", f"/dev/fd/{self._ready_file}"]
+            inherited = (*inherited, self._ready_file)
         self._command, self._environment, self._inherited = command, environment, inherited
         self._popen: subprocess.Popen[bytes] | None = None
         try:
             self._begin()
         except BaseException:
             os.close(self.output)
-            os.close(self._write_end)
-            if self._watch is not None:
-                self._watch.started()
-                self._watch.close()
+            self._close_theirs()
+            self._close_ours()
             raise
 
     def send(self, signum: signal.Signals) -> None:
@@ -142,6 +155,15 @@ class Child(OutputPipe):
         target = os.kill if signum is signal.SIGTERM else os.killpg
         with suppress(ProcessLookupError, PermissionError):
             target(self.pid, signum)
+
+    def address(self) -> str:
+        """host:port, as long as it serves; empty before."""
+        if self.ready is None:
+            return ""
+        with suppress(BlockingIOError):
+            self._address += os.read(self.ready, 4096)
+        line, newline, _ = self._address.partition(b"\n")
+        return line.decode().strip() if newline else ""
 
     def hangs(self) -> str:
         """Why it hangs; empty: it does not, or is not watched. Called at least each second while it lives."""
@@ -171,9 +193,7 @@ class Child(OutputPipe):
         code = os.waitstatus_to_exitcode(status)
         if self._popen is not None:
             self._popen.returncode = code
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        self._close_ours()
         return code
 
     def _begin(self) -> None:
@@ -183,6 +203,20 @@ class Child(OutputPipe):
 
     def _begun(self, pid: int) -> None:
         self.pid = pid
+        self._close_theirs()
+
+    def _close_theirs(self) -> None:
+        """Close the ends of pipes that the process has now."""
         os.close(self._write_end)
         if self._watch is not None:
             self._watch.started()
+        if self._ready_file is not None:
+            os.close(self._ready_file)
+
+    def _close_ours(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self.ready is not None:
+            os.close(self.ready)
+            self.ready = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ps_protocol.launch.child import Child
@@ -61,9 +60,6 @@ class Machines(Protocol):
     def names(self) -> Sequence[str]:
         """Names and addresses for certificates, beside those of loopback."""
 
-    def ready_file(self) -> str:
-        """What the command of the coordinator has as the path of its ready file."""
-
     def coordinator(self) -> str | None:
         """host:port of the coordinator, once it serves."""
 
@@ -88,14 +84,13 @@ class ThisMachine:
 
     def __init__(
         self,
-        folder: Path,
         job_folder: JobFolder | None = None,
         *,
         forks: bool = False,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``folder``: of this start of ps-run. ``say``: shows that the process that shards are forked from is lost."""
-        self._ready_file = folder / "coordinator"
+        """``say``: shows that the process that shards are forked from is lost."""
+        self._coordinator: Child | None = None
         #: Inherited by every server, so that the next ps-run sees that one is still alive.
         self._server_descriptors = () if job_folder is None else (job_folder.lock,)
         self.goes_on = job_folder is not None and job_folder.used_before
@@ -104,13 +99,9 @@ class ThisMachine:
         self._forked: dict[ProcessName, ForkedChild] = {}
         self._say = say
 
-    def ready_file(self) -> str:
-        """Its path."""
-        return str(self._ready_file)
-
     def coordinator(self) -> str | None:
-        """The address in the ready file; None: there is none yet."""
-        return self._ready_file.read_text().strip() if self._ready_file.exists() else None
+        """As of ``Machines``."""
+        return self._coordinator.address() or None if self._coordinator is not None else None
 
     def start(
         self,
@@ -127,9 +118,11 @@ class ThisMachine:
             if process.part is ProcessRole.SHARD:
                 self._forked[process] = ForkedChild(process, command, {**environment, **secured}, log, inherited, forks)
                 return self._forked[process]
-        if process.part is ProcessRole.COORDINATOR:
-            self._ready_file.unlink(missing_ok=True)
-        return Child(process, command, {**environment, **secured}, log, inherited, _WATCHES.get(process.part))
+        watch, serves = _WATCHES.get(process.part), process.part is ProcessRole.COORDINATOR
+        child = Child(process, command, {**environment, **secured}, log, inherited, watch, serves=serves)
+        if serves:
+            self._coordinator = child
+        return child
 
     def look(self) -> bool:
         """As of ``Machines``."""

@@ -100,14 +100,13 @@ class Programs:
     #: How many workers the job may have; None: ``workers``, which it begins with, and no others.
     worker_range: WorkerRange | None = None
 
-    def command(self, process: ProcessName, coordinator: str, ready_file: str) -> list[str]:
+    def command(self, process: ProcessName, coordinator: str) -> list[str]:
         """The argument vector of ``process``. ``coordinator``: host:port, empty until it is known."""
         bind = self.addresses.get(process, LOOPBACK)
         common = {"log_level": self.log_level, "log_format": self.log_format}
         if process.part is ProcessRole.COORDINATOR:
             settings = {
                 **common,
-                "ready_file": ready_file,
                 "metrics_port": OFF if self.metrics_port is None else self.metrics_port,
                 "page_port": self.page_port,
                 "shards": self.shards,

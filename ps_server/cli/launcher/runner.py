@@ -95,7 +95,7 @@ class Runner:
             programs = replace(programs, coordinator_settings={**programs.coordinator_settings, "engine": asks})
         self._programs = programs
         forks = programs.forks_shards and programs.servers[1] == SHARD
-        self._machine = ThisMachine(self._folder.path, job_folder, forks=forks, say=screen.say)
+        self._machine = ThisMachine(job_folder, forks=forks, say=screen.say)
         self._machines: Machines = machines or self._machine
         self._progress_seconds = (0.5 if screen.interactive else 2.0) if show_progress else None
         self._children: dict[ProcessName, JobProcess] = {}
@@ -172,7 +172,7 @@ class Runner:
                 self._certificates.have_shard(process.index, self._machines.names)
             child = self._machines.start(
                 process,
-                self._programs.command(process, self._coordinator, self._machines.ready_file()),
+                self._programs.command(process, self._coordinator),
                 self._programs.environment(process, self._coordinator, self._environment),
                 security_environment(process, self._certificates),
                 self._log_of(process),

@@ -37,9 +37,9 @@ SHARDS = [ProcessName(ProcessRole.SHARD, index) for index in range(3)]
 class Machine:
     """The machine, and what it reports."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.said: list[str] = []
-        self.machine = ThisMachine(folder, forks=True, say=self.said.append)
+        self.machine = ThisMachine(forks=True, say=self.said.append)
         self.children: list[ForkedChild] = []
         self.lines: dict[int, list[str]] = {}
 
@@ -97,9 +97,9 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
+def kept():
     """A machine whose shards are all forked from one process."""
-    made = Machine(tmp_path_factory.mktemp("kept"))
+    made = Machine()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(forks, "MODULE", LIGHT)
         made.begun(0)
@@ -115,9 +115,9 @@ def shared(kept):
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def machine(monkeypatch):
     monkeypatch.setattr(forks, "MODULE", LIGHT)
-    made = Machine(tmp_path)
+    made = Machine()
     yield made
     made.close()
 

@@ -30,7 +30,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     class NoRun:
         def __init__(self, supervisor: object, programs: Programs, *_: object) -> None:
-            found.append(programs.command(ProcessName(ProcessRole.COORDINATOR, 0), "", "ready"))
+            found.append(programs.command(ProcessName(ProcessRole.COORDINATOR, 0), ""))
 
         def run(self) -> int:
             return 0

@@ -111,7 +111,7 @@ def test_programs_of_ps_run_get_their_limits():
         coordinator_settings={"max_models": 3},
         shard_settings={"max_feeds": 4},
     )
-    shard_command = programs.command(ProcessName(ProcessRole.SHARD, 0), "127.0.0.1:1", "ready")
-    coordinator_command = programs.command(ProcessName(ProcessRole.COORDINATOR, 0), "", "ready")
+    shard_command = programs.command(ProcessName(ProcessRole.SHARD, 0), "127.0.0.1:1")
+    coordinator_command = programs.command(ProcessName(ProcessRole.COORDINATOR, 0), "")
     assert shard_command[-2:] == ["--max-feeds", "4"]
     assert coordinator_command[-2:] == ["--max-models", "3"]

@@ -15,7 +15,7 @@ from ps_protocol import times
 from ps_protocol.security.settings import VARIABLES
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.link import HostLink, RemoteProcess
-from ps_server.cli.launcher.hosts.messages import READY_FILE, Begin, Launch, Ready
+from ps_server.cli.launcher.hosts.messages import Begin, Launch, Ready
 from ps_server.cli.launcher.hosts.placing import THREADS_VARIABLE, HostEntry, addresses, threads
 from ps_server.cli.launcher.job_folder import LOCK
 
@@ -109,10 +109,6 @@ class Fleet:
     def address_of(self, process: ProcessName) -> str:
         """The address at which others reach ``process``."""
         return self.addresses[self._job.placed[process].name]
-
-    def ready_file(self) -> str:
-        """What stands for the ready file of the coordinator in its command."""
-        return READY_FILE
 
     def coordinator(self) -> str | None:
         """host:port of the coordinator, once it serves."""

@@ -23,7 +23,6 @@ from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.messages import (
     BEGINNING,
-    READY_FILE,
     Alive,
     Begin,
     Declined,
@@ -67,7 +66,7 @@ class HostProgram:
         #: Children that hang, and that ps-run knows of.
         self._hanging: set[ProcessName] = set()
         self._folder = Path()
-        self._machine = ThisMachine(self._folder)
+        self._machine = ThisMachine()
         self._starts_coordinator = False
         self._silence_seconds = times.PATIENCE_SECONDS
         self._heard = self._spoke = time.monotonic()
@@ -77,7 +76,6 @@ class HostProgram:
         """Serve ps-run until it is gone; returns why."""
         with ExitStack() as stack:
             self._folder = stack.enter_context(OwnFolder(RUN_FOLDERS)).path
-            self._machine = ThisMachine(self._folder)
             stack.callback(self._kill)
             signals = stack.enter_context(SignalPipe())
             self._send(Hello(version("torch-ps")))
@@ -159,7 +157,7 @@ class HostProgram:
             )
         if begin.data_dir:
             job_folder = JobFolder(Path(begin.data_dir), lock_name=begin.lock_name)
-            self._machine = ThisMachine(self._folder, job_folder)
+            self._machine = ThisMachine(job_folder)
         if begin.checkpoint_dir:
             check_writable(Path(begin.checkpoint_dir))
         addresses = (os.environ.get("SSH_CONNECTION") or "").split()
@@ -173,11 +171,10 @@ class HostProgram:
         )
 
     def _launch(self, launch: Launch) -> None:
-        name, ready_file = launch.process, self._machine.ready_file()
+        name = launch.process
         try:
             files = {variable: str(self._file(variable, data, name)) for variable, data in launch.files.items()}
-            command = [ready_file if word == READY_FILE else word for word in launch.command]
-            child = self._machine.start(name, command, {**os.environ, **launch.environment}, files, None)
+            child = self._machine.start(name, launch.command, {**os.environ, **launch.environment}, files, None)
             self._starts_coordinator |= name.part is ProcessRole.COORDINATOR
             self._children[name] = child
             self._send(Started(name, child.pid or 0))

@@ -66,10 +66,6 @@ def _no_frame(actual: str) -> InvalidRequest:
     )
 
 
-READY_FILE = "{ready file}"
-"""In a command: the path of the ready file, which the host chooses."""
-
-
 @dataclass(frozen=True, slots=True)
 class Hello:
     """Host: the first message."""

@@ -108,9 +108,9 @@ class TaskPrograms(Programs):
         }
         return cls(**values, coordinator_address=coordinator, certificates=certificates)
 
-    def command(self, process: ProcessName, coordinator: str, ready_file: str) -> list[str]:
+    def command(self, process: ProcessName, coordinator: str) -> list[str]:
         """As of every job."""
-        return Programs.command(self, process, self.coordinator_address, ready_file)
+        return Programs.command(self, process, self.coordinator_address)
 
     def environment(self, process: ProcessName, coordinator: str, inherited: Mapping[str, str]) -> dict[str, str]:
         """As of every job, and the certificate and token of ``process``."""

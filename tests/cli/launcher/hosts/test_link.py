@@ -16,7 +16,7 @@ from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts import link as links
 from ps_server.cli.launcher.hosts.fleet import PROGRAM
 from ps_server.cli.launcher.hosts.link import HostLink
-from ps_server.cli.launcher.hosts.messages import BEGINNING, READY_FILE, Begin, Hello, Launch, encode, pack
+from ps_server.cli.launcher.hosts.messages import BEGINNING, Begin, Hello, Launch, encode, pack
 from ps_server.cli.launcher.job_folder import JobFolder
 from tests.cli.launcher.jobs import PATIENCE_SECONDS, alive, wait_until
 
@@ -136,11 +136,9 @@ def test_what_is_started_before_the_host_is_ready_starts_then_and_signals_come_t
 
 
 def test_the_coordinator_serves_when_its_ready_file_says_so(hosts):
-    # In one step, as servers write it: a file that is empty for a moment has no address.
-    text = "import os, sys, time; new = sys.argv[1] + '.new'; open(new, 'w').write('a:7')\n"
-    text += "os.rename(new, sys.argv[1]); time.sleep(100)"
+    text = "import pathlib, sys, time; pathlib.Path(sys.argv[2]).write_text('a:7\\n'); time.sleep(100)"
     link = hosts.link()
-    link.start(Launch(COORDINATOR, (*script(text), READY_FILE), {}), None)
+    link.start(Launch(COORDINATOR, script(text), {}), None)
     wait_until(lambda: link.coordinator == "a:7", "the address is told")
 
 

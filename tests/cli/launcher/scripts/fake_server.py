@@ -23,9 +23,7 @@ if os.environ.get("DIES") == name:
         file.write(name + "\n")
     os.kill(os.getpid(), signal.SIGKILL)
 if "--ready-file" in sys.argv and "UNREADY" not in os.environ:
-    path = Path(sys.argv[sys.argv.index("--ready-file") + 1])
-    path.with_suffix(".new").write_text("127.0.0.1:9\n")
-    path.with_suffix(".new").rename(path)
+    Path(sys.argv[sys.argv.index("--ready-file") + 1]).write_text("127.0.0.1:9\n")
 while True:
     if shows_life:
         os.write(int(os.environ["PS_LIFE_FD"]), b".")
