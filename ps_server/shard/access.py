@@ -14,7 +14,7 @@ from ps_protocol.rpc.channel import SHARD_KEY
 from ps_protocol.wire.convert.shard import ShardKey
 from ps_server.consistency import WorkerKey
 from ps_server.serving.authorization import check_member
-from ps_server.shard.models.registry import Registry
+from ps_server.shard.registry import Registry
 
 logger = EventLogger(__name__)
 

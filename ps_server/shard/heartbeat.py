@@ -8,7 +8,7 @@ from dataclasses import replace
 from ps_protocol.cluster.held import TableCounts
 from ps_protocol.cluster.view import MemberStats
 from ps_server.shard.counters import Counters
-from ps_server.shard.models.registry import Registry
+from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 
 

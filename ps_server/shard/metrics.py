@@ -12,7 +12,7 @@ from ps_server.serving.metrics import SERVER, read_limits
 from ps_server.shard.counters import Counters
 from ps_server.shard.durability.storage import Storage
 from ps_server.shard.execution.executor import ShardExecutor
-from ps_server.shard.models.registry import Registry
+from ps_server.shard.registry import Registry
 from ps_server.shard.service import ShardService
 from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel

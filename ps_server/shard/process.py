@@ -41,7 +41,7 @@ from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.execution.watchdog import Watchdog
 from ps_server.shard.heartbeat import shard_stats
 from ps_server.shard.metrics import SHARD, ShardMetrics
-from ps_server.shard.models.registry import Registry
+from ps_server.shard.registry import Registry
 from ps_server.shard.service import SERVICE, ShardService
 from ps_server.shard.standby.follower import LogFollower
 from ps_server.shard.standby.log_feed import LogFeed

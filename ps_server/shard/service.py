@@ -29,24 +29,21 @@ from ps_protocol.wire.convert.shard import MODEL_STATUS, POSITION, STATE_HEADER
 from ps_protocol.wire.convert.step import request_from_bytes
 from ps_server.checkpoint.format.messages import part_to_pb
 from ps_server.consistency import WorkerKey
-from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
+from ps_server.consistency.messages import position_from_pb, pushes_to_pb, worker_from_pb
 from ps_server.optimizers.state_bytes import describe, tensor_bytes
 from ps_server.serving.authorization import check_member
 from ps_server.serving.rpc_errors import parsed, translated
 from ps_server.shard.access import Fence, OpenChecks
 from ps_server.shard.byte_budget import READERS
 from ps_server.shard.counters import Counters
-from ps_server.shard.durability.load_reader import LoadReader, check_slices
 from ps_server.shard.execution.tasks import until
-from ps_server.shard.models.model_status import model_status
-from ps_server.shard.models.registry import Registry
-from ps_server.shard.quiesce.quiesce import Quiescence
+from ps_server.shard.quiesce import Quiescence
+from ps_server.shard.registry import Registry
 from ps_server.shard.reshard.resharding import Resharding
-from ps_server.shard.reshard.room_service import make_room
-from ps_server.shard.round_norms import get_round_norm
 from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.stream import StepStream, send_published
+from ps_server.shard.step.values import LoadReader, check_slices
 from ps_server.shard.tables.change_feed import ChangeFeed
 from ps_server.shard.tables.rows_service import RowsService
 from ps_server.shard.transport.grpc_stream import (
@@ -114,11 +111,11 @@ class ShardService:
             "Pause": (self.pause, pb.PauseRequest),
             "Capture": (self.capture, pb.CaptureRequest),
             "CatchUp": (self.catch_up, pb.CatchUpRequest),
-            "MakeRoom": (partial(make_room, self._resharding), pb.MakeRoomRequest),
+            "MakeRoom": (self.make_room, pb.MakeRoomRequest),
             "StageReshard": (self.stage_reshard, pb.StageReshardRequest),
             "Resume": (self.resume, pb.ResumeRequest),
             "Restore": (self.restore, pb.RestoreRequest),
-            "GetRoundNorm": (partial(get_round_norm, self._registry), pb.RoundNormRequest),
+            "GetRoundNorm": (self.get_round_norm, pb.RoundNormRequest),
         }
         for name, (handler, kind) in read.items():
             streams[name] = grpc.unary_stream_rpc_method_handler(self._guarded(name, handler), kind.FromString)
@@ -274,7 +271,7 @@ class ShardService:
         """Where the model stands on this shard."""
         model = await self._registry.model(request.model, request.epoch)
         return MODEL_STATUS.to_pb(
-            model_status(model),
+            model.status(),
             shard_map=convert_model.SHARD_MAP.to_pb(model.layout.shard_map),
             consistency=convert_model.CONSISTENCY.to_pb(model.tracker.consistency),
         )
@@ -308,6 +305,11 @@ class ShardService:
         reached = await self._quiescence.catch_up(request.quiesce, targets, request.seconds)
         return pb.CatchUpReply(models=POSITION.all_to_pb(reached))
 
+    async def make_room(self, request: pb.MakeRoomRequest, context: Context) -> pb.MakeRoomReply:
+        """Have memory and log room for the next shard maps, before the models are paused."""
+        await self._resharding.make_room([convert_model.SHARD_MAP.from_pb(message) for message in request.models])
+        return pb.MakeRoomReply()
+
     async def stage_reshard(self, request: pb.StageReshardRequest, context: Context) -> pb.StageReshardReply:
         """Fetch what the next shard maps need, and wait for the cluster's decision."""
         maps = [convert_model.SHARD_MAP.from_pb(message) for message in request.models]
@@ -319,6 +321,17 @@ class ShardService:
         self._resharding.abort(request.quiesce)
         self._quiescence.resume(request.quiesce)
         return pb.ResumeReply()
+
+    async def get_round_norm(self, request: pb.RoundNormRequest, context: Context) -> pb.RoundNormReply:
+        """What this shard adds to the norm of a gradient that is clipped over all shards, for another shard."""
+        model = await self._registry.model(request.model, request.epoch)
+        if model.clipped is None:
+            raise InvalidRequest(
+                f"gradients of model '{model.name}' are not clipped over several shards",
+                shard=str(self._shard),
+                expected="a model with clip_grad_norm that several shards hold",
+            )
+        return pb.RoundNormReply(squared_norm=await model.clipped.part(position_from_pb(request.position)))
 
     async def restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:
         """Replace values and state by those of a checkpoint."""

@@ -10,10 +10,9 @@ from ps_protocol.model.spec import ShardMap
 from ps_server.consistency import Tracker, TrackerState, Verdict
 from ps_server.log.durable import DurableLog
 from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, MemoryLog, Released
+from ps_server.shard import placing, quiesce, registry
 from ps_server.shard.access import Fence
-from ps_server.shard.models import placing, registry
-from ps_server.shard.models.registry import Registry
-from ps_server.shard.quiesce import quiesce
+from ps_server.shard.registry import Registry
 from ps_server.shard.step import stream as step_stream
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.model_rows import ModelRows

@@ -21,8 +21,8 @@ from ps_server.checkpoint.write.commit import commit
 from ps_server.checkpoint.write.model_writer import write_part
 from ps_server.checkpoint.write.table_copy import TableCapture
 from ps_server.consistency import TrackerState
-from ps_server.shard.durability.checkpoint_bases import CheckpointBases
-from ps_server.shard.models.restore import batches
+from ps_server.shard.placing import batches
+from ps_server.shard.quiesce import CheckpointBases
 from ps_server.tables.bucket_contents import BucketContents
 from ps_server.tables.step import RowStep
 from ps_server.tables.table import ShardTable

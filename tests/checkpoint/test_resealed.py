@@ -20,7 +20,7 @@ from ps_protocol.sealed import SEAL_BYTES, sealed
 from ps_server.checkpoint.folder.files import MANIFEST_NAME
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.consistency import TrackerState
-from ps_server.shard.models.restore import batches, saved_tracker
+from ps_server.shard.placing import batches, saved_tracker
 
 from .support import Job, shard_map_of, small_spec
 from .tables import TableJob, table_spec

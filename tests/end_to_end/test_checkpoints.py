@@ -20,7 +20,7 @@ from ps_server.checkpoint.folder.directory import committed
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.checkpoint.read.model_reader import read_state, read_values
 from ps_server.cli.options.checkpoint import CheckpointConfig
-from ps_server.shard.quiesce.quiesce import Quiescence
+from ps_server.shard.quiesce import Quiescence
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
 from tests.support.length import choose, paired

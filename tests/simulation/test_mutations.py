@@ -18,9 +18,9 @@ from ps_server.coordinator.membership.barrier import Barrier
 from ps_server.coordinator.views.publisher import Publisher
 from ps_server.log import recovery
 from ps_server.log.durable import DurableLog
+from ps_server.shard import registry
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.durability.snapshotter import Snapshotter
-from ps_server.shard.models import errors
 from ps_server.shard.standby import follower
 from ps_server.shard.step import applier
 from ps_server.shard.step.model import ShardModel
@@ -248,12 +248,12 @@ def test_a_model_that_is_placed_without_room_for_its_record_is_seen(monkeypatch)
 
 
 def test_a_shard_that_does_not_know_a_model_before_the_coordinator_answers_ends_its_workers(monkeypatch):
-    unheard = errors.unheard
+    unheard = registry._unheard
 
     def undeclared(shard, name, epoch, known):
         return unheard(shard, name, epoch, known) if known else UnknownModel(f"model '{name}' is not declared")
 
-    monkeypatch.setattr(errors, "unheard", undeclared)
+    monkeypatch.setattr(registry, "_unheard", undeclared)
     monkeypatch.setattr("ps_server.shard.times.UNKNOWN_SECONDS", 0.05)
     faults = tuple(Fault(2.0 + number, "shard_crash") for number in range(8))
     assert shown("is not declared", SEEDS, durable=True, standby=True, faults=faults)

@@ -8,8 +8,7 @@ from ps_server.consistency.events import START
 from ps_server.coordinator import beginning, driver
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.jobs import checkpoints
-from ps_server.shard.models import placing, restore
-from ps_server.shard.quiesce import quiesce
+from ps_server.shard import placing, quiesce
 from simulation.plan import Fault, Size
 from tests.simulation.runs import shown
 
@@ -24,7 +23,7 @@ RESTORES = {
 
 
 def test_a_checkpoint_that_is_restored_without_its_momentum_is_seen(monkeypatch):
-    monkeypatch.setattr(restore, "read_state", lambda checkpoint, layout: [])
+    monkeypatch.setattr(placing, "read_state", lambda checkpoint, layout: [])
     assert shown("instead of the sum of its log", SEEDS, Size(steps=30), **RESTORES)
 
 
@@ -46,7 +45,7 @@ MOVES = {
 
 
 def test_slices_that_moved_after_the_checkpoint_and_are_not_restored_are_seen(monkeypatch):
-    read_values = restore.read_values
+    read_values = placing.read_values
 
     def only_those_that_stayed(checkpoint, layout, data):
         read_values(checkpoint, layout, data)
@@ -56,7 +55,7 @@ def test_slices_that_moved_after_the_checkpoint_and_are_not_restored_are_seen(mo
             if homes[span.slice.variable, span.slice.row_begin] != layout.shard:
                 data[span.begin : span.end] = bytes(span.end - span.begin)
 
-    monkeypatch.setattr(restore, "read_values", only_those_that_stayed)
+    monkeypatch.setattr(placing, "read_values", only_those_that_stayed)
     assert shown("values of different updates", SEEDS, **MOVES)
 
 
@@ -64,18 +63,18 @@ def test_rows_that_a_restored_checkpoint_leaves_out_are_seen(monkeypatch):
     def none(checkpoint, layout):
         yield from ()
 
-    monkeypatch.setattr(restore, "batches", none)
+    monkeypatch.setattr(placing, "batches", none)
     assert shown("has not taken its rows", SEEDS, table=True, **MOVES)
 
 
 def test_rows_that_a_checkpoint_does_not_have_and_that_stay_are_seen(monkeypatch):
-    batches = restore.batches
+    batches = placing.batches
 
     def filled(checkpoint, layout):
         for batch in batches(checkpoint, layout):
             yield [(table, contents) for table, contents in batch if len(contents.ids)]
 
-    monkeypatch.setattr(restore, "batches", filled)
+    monkeypatch.setattr(placing, "batches", filled)
     assert shown("serves row", SEEDS, table=True, **MOVES)
 
 

@@ -24,9 +24,9 @@ from ps_server.optimizers.state_bytes import describe
 from ps_server.shard import times
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES
 from ps_server.shard.execution.tasks import Timer
-from ps_server.shard.models.registry import Registry
-from ps_server.shard.quiesce.quiesce import Quiescence
+from ps_server.shard.quiesce import Quiescence
 from ps_server.shard.reconcile import moved_on
+from ps_server.shard.registry import Registry
 from ps_server.shard.reshard.incoming import IncomingBlock, IncomingMemory, coming_slices
 from ps_server.shard.reshard.log_room import LogRoom
 from ps_server.shard.reshard.transfer import fetch

@@ -27,7 +27,7 @@ from ps_server.log.reader import RecordParser
 from ps_server.log.record import Header
 from ps_server.log.recovery import recover
 from ps_server.log.snapshots import SnapshotWriter
-from ps_server.shard.durability.passive_replica import PassiveReplica
+from ps_server.shard.durability.snapshotter import PassiveReplica
 from ps_server.shard.durability.storage import Storage
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.execution.tasks import finished

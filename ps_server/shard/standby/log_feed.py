@@ -34,7 +34,7 @@ from ps_server.optimizers.state_bytes import describe, tensor_bytes
 from ps_server.serving.authorization import check_member
 from ps_server.shard.durability.replication import Replication, Tell
 from ps_server.shard.execution.tasks import run_together, seen
-from ps_server.shard.models.registry import Registry
+from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.transport.grpc_stream import Context, read, read_soon, write
 from ps_server.state.blocks import blocks_of

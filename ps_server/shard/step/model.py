@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from ps_protocol.cluster.model_status import ModelStatus, TableStatus, WorkerStatus
 from ps_protocol.errors import ModelMoved, PsError
 from ps_protocol.model.layout import Layout, SliceSpan
-from ps_protocol.model.spec import Consistency, Options
-from ps_protocol.model.tables import RowOptions
+from ps_protocol.model.spec import Consistency
 from ps_server.consistency import (
     ParkedPulls,
     Position,
@@ -137,11 +139,6 @@ class ShardModel:
     def loads(self) -> int:
         """Loads that wrote something."""
         return self._applier.loads
-
-    @property
-    def options(self) -> tuple[Sequence[Options], Sequence[RowOptions]]:
-        """Of each parameter group in the last step, and of each table in the last with rows; empty before one."""
-        return self._applier.options, self._applier.row_options
 
     @property
     def is_pending(self) -> bool:
@@ -364,6 +361,47 @@ class ShardModel:
         async with self.published() as published:
             yield published, await copied
 
+    def status(self) -> ModelStatus:
+        """Where it stands now."""
+        tracker, options, row_options = self.tracker, self._applier.options, self._applier.row_options
+        return ModelStatus(
+            epoch=self.layout.shard_map.epoch,
+            version=tracker.version,
+            initialised=self.values.told,
+            clocks=tuple(
+                WorkerStatus(
+                    standing.worker.rank,
+                    standing.worker.incarnation,
+                    standing.position.phase,
+                    standing.position.clock,
+                    standing.last_sequence,
+                    self.streams.transports.get(standing.worker),
+                    standing.worker in self.supplied,
+                )
+                for standing in tracker.clocks()
+            ),
+            staleness_counts=tuple(tracker.counts.staleness),
+            outcomes=tracker.counts.outcomes,
+            parked_pulls=self.parked_pulls,
+            assigned=self.values.assigned,
+            assigned_checksums=self.values.checksums,
+            learning_rates=tuple(map(_learning_rate, options)),
+            tables=tuple(
+                TableStatus(
+                    name=table.spec.name,
+                    rows=table.rows,
+                    waiting=table.waiting,
+                    size_bytes=table.size_bytes,
+                    updates=table.updates,
+                    inserted=table.inserted,
+                    expired=table.expired,
+                    evicted=table.evicted,
+                    learning_rate=rate,
+                )
+                for table, rate in zip_longest(self.tables, map(_learning_rate, row_options))
+            ),
+        )
+
     # -- copies, made in the executor between two updates
 
     async def describe(self) -> ModelPart:
@@ -406,3 +444,8 @@ class ShardModel:
     def state_bytes(self, slices: Sequence[SliceSpan]) -> int:
         """About what the optimizer's state of ``slices`` takes, which are not here yet."""
         return self._applier.replica.state_bytes(slices)
+
+
+def _learning_rate(options: Mapping[str, object]) -> float:
+    rate = options.get("lr")
+    return float(rate) if isinstance(rate, int | float) else math.nan

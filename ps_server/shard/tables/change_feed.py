@@ -17,7 +17,7 @@ from ps_protocol.wire.chunks import FEED_REPLIES
 from ps_server.limits import FEEDS, PEER_FEEDS, SharedLimit, host_of
 from ps_server.log.row_messages import bytes_of
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
-from ps_server.shard.models.registry import Registry
+from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.tables.change_round import ChangeBatch, Reached, round_of
 from ps_server.shard.transport.grpc_stream import Context, write

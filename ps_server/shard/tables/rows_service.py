@@ -22,7 +22,7 @@ from ps_server.log.row_messages import bytes_of
 from ps_server.shard.access import Fence
 from ps_server.shard.byte_budget import READERS
 from ps_server.shard.execution.tasks import until
-from ps_server.shard.models.registry import Registry
+from ps_server.shard.registry import Registry
 from ps_server.shard.step.pushed_rows import MAX_ROWS_BYTES, wanted
 from ps_server.shard.transport.grpc_stream import (
     Context,

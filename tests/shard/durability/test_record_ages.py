@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ps_server.shard.durability.record_ages import RecordAges
+from ps_server.shard.durability.storage import RecordAges
 from ps_server.shard.times import SAMPLE_SECONDS
 from tests.support.seeds import drawn_seed
 

@@ -19,7 +19,7 @@ from ps_server.checkpoint.read.source import ModelFiles
 from ps_server.checkpoint.write.commit import commit
 from ps_server.checkpoint.write.model_writer import write_part
 from ps_server.consistency import TrackerState
-from ps_server.shard.models.placing import PlacingProgress
+from ps_server.shard.placing import PlacingProgress
 from tests.checkpoint.support import Job, shard_map_of, small_spec
 from tests.shard.disks import held
 from tests.support.shards import StubStream, TestShard, error_of, running_shard, wait_until

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ps_server.log.entries import BucketsPut
-from ps_server.shard.models import restore as shard_restore
+from ps_server.shard import placing as shard_restore
 from ps_server.tables.bucket_contents import BucketContents
 from tests.shard.disks import shard_on
 from tests.support.shards import load

@@ -28,7 +28,7 @@ from ps_server.shard.counters import Counters
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.durability.storage import Storage
 from ps_server.shard.execution.executor import ShardExecutor
-from ps_server.shard.models.registry import Registry
+from ps_server.shard.registry import Registry
 from ps_server.shard.service import SERVICE, ShardService
 from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel

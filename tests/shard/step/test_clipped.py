@@ -17,10 +17,10 @@ from ps_protocol.errors import InternalError, InvalidRequest, Unavailable
 from ps_protocol.model.spec import Consistency, Mode, NonFinite, ShardMap, Slice
 from ps_server.consistency import Position, PushInfo, Verdict, WorkerKey
 from ps_server.failpoints import Failpoints
+from ps_server.shard import quiesce
 from ps_server.shard.context import ShardContext
 from ps_server.shard.execution.executor import ShardExecutor
-from ps_server.shard.models.registry import Registry
-from ps_server.shard.quiesce import quiesce
+from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push import IncomingPush, require_norm
 from ps_server.state.model_state import new_model

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 
 from ps_protocol.cluster.view import ClusterView, Role
-from ps_protocol.errors import ModelReleased, PsError, Retryable, Unavailable, UnknownModel
+from ps_protocol.errors import InternalError, ModelReleased, PsError, Retryable, Unavailable, UnknownModel
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
 from ps_server.log.entries import Released
 from ps_server.shard import times
 from ps_server.shard.context import ShardContext
-from ps_server.shard.durability.passive_replica import PassiveReplica
-from ps_server.shard.durability.snapshotter import SnapshotSource
+from ps_server.shard.durability.snapshotter import PassiveReplica, SnapshotSource
 from ps_server.shard.execution.conditions import Conditions
-from ps_server.shard.models import errors as model_errors
-from ps_server.shard.models.dropping import log_release
-from ps_server.shard.models.placing import PlacingProgress, new_state, recovered_state, restore_model, warm_up
 from ps_server.shard.peers import ShardPeers
+from ps_server.shard.placing import PlacingProgress, new_state, recovered_state, restore_model, warm_up
 from ps_server.shard.reconcile import moved_on
 from ps_server.shard.step.model import ShardModel
 from ps_server.state.model_state import ModelState
 
-__all__ = ["Registry", "ShardContext"]
-
 logger = EventLogger(__name__)
+
+_RELEASE_BYTES = 1 << 10
+"""More than a ReleaseRecord takes."""
+
+
+async def log_release(context: ShardContext, entry: Released) -> None:
+    """Log that a model is dropped; tried again until the disk takes it."""
+    while True:
+        try:
+            await context.write(entry, _RELEASE_BYTES, ("before_release_log", "after_release_log"))
+            return
+        except PsError as error:
+            logger.warning("model.released", "the release of model '%s' cannot be logged yet: %s", entry.model, error)
+            await asyncio.sleep(0.5)
 
 
 class Registry:
@@ -137,21 +146,21 @@ class Registry:
         patience = times.PLACING_SECONDS if name in self._progress else times.UNKNOWN_SECONDS
         found = await self._until(lambda: name in self._models or name in self._refused or is_released(), patience)
         if is_released():
-            raise model_errors.released(self.context.shard, name)
+            raise _released(self.context.shard, name)
         if not found:
             if name in self._progress:
                 raise self._progress[name].error(self.context.shard)
             if epoch or name in self._recovered:
-                raise model_errors.unheard(self.context.shard, name, epoch, self._known(name))
-            raise model_errors.unknown(self.context.shard, name, self._models)
+                raise _unheard(self.context.shard, name, epoch, self._known(name))
+            raise _unknown(self.context.shard, name, self._models)
         await self._until(lambda: self._known(name) >= epoch or name in self._refused or is_released())
         if is_released():
-            raise model_errors.released(self.context.shard, name)
+            raise _released(self.context.shard, name)
         if error := self._refused.get(name):
             raise copy(error)
         known = self._known(name)
         if known < epoch:
-            raise model_errors.unheard(self.context.shard, name, epoch, known)
+            raise _unheard(self.context.shard, name, epoch, known)
         if epoch and epoch < known:
             raise moved_on(self.context.shard, name, known, epoch)
         return self._models[name]
@@ -212,7 +221,7 @@ class Registry:
             epoch = shard_map.epoch
             # A map that is ahead of the view may be of another model than the one that is here.
             if not await self._until(lambda: self._view.models.get(name, 0) >= epoch or self._to_drop(name) > 0):
-                raise model_errors.unheard(self.context.shard, name, epoch, self._known(name))
+                raise _unheard(self.context.shard, name, epoch, self._known(name))
             if not self._to_drop(name) and not self._view.was_released(name, epoch):
                 await self.place(shard_map)
         except (Retryable, UnknownModel, ModelReleased) as error:
@@ -224,7 +233,7 @@ class Registry:
             self.refuse(name, error)
         except Exception as error:
             logger.exception("model.stopped", "model '%s' cannot be placed here", name)
-            self.refuse(name, model_errors.unplaceable(self.context.shard, name, error))
+            self.refuse(name, _unplaceable(self.context.shard, name, error))
 
     async def _drop(self, name: str, released: int) -> None:
         """Hold nothing of the model of this name any more, unless it is of a later epoch than ``released``."""
@@ -237,7 +246,7 @@ class Registry:
         if epoch > released:
             return
         if (model := self._models.pop(name, None)) is not None:
-            model.leave(model_errors.released(self.context.shard, name))
+            model.leave(_released(self.context.shard, name))
         self._conditions.wake()
         if epoch:
             # It is among those that snapshots and copies hold until the log says that it is gone.
@@ -279,7 +288,7 @@ class Registry:
         else:
             held = self._models.get(name)
             if held is not None and (held.layout.holds_any or Layout.of(shard_map, self.context.shard).holds_any):
-                raise model_errors.left_out(self.context.shard, held.layout.shard_map, shard_map)
+                raise _left_out(self.context.shard, held.layout.shard_map, shard_map)
             start = await new_state(self.context, shard_map, self._held())
         model = self._made(start)
         self._placed[name] = model
@@ -342,3 +351,56 @@ class Registry:
         return await self._conditions.until(
             true, times.UNKNOWN_SECONDS if patience_seconds is None else patience_seconds
         )
+
+
+def _unknown(shard: int, name: str, known: Iterable[str]) -> UnknownModel:
+    """Nobody has declared the model."""
+    return UnknownModel(
+        f"model '{name}' is not declared",
+        shard=str(shard),
+        expected=", ".join(sorted(known)) or "a declared model",
+        remedy="declare it with cluster.optimizer(...) first",
+    )
+
+
+def _released(shard: int, name: str) -> ModelReleased:
+    """The model was declared, and has been released."""
+    return ModelReleased(
+        f"model '{name}' was released",
+        shard=str(shard),
+        expected="a model that is held by the shards",
+        actual="dropped, with its state",
+        remedy="declare a model under this name again: cluster.optimizer(..., name=...)",
+    )
+
+
+def _unheard(shard: int, name: str, epoch: int, known: int) -> Unavailable:
+    """The caller knows a newer shard map, of this ``epoch``, than the shard, which has that of epoch ``known``."""
+    return Unavailable(
+        f"this shard has not heard of the newest shard map of model '{name}'",
+        shard=str(shard),
+        expected=f"epoch {epoch}" if epoch else "a shard map",
+        actual=f"epoch {known}" if known else "none",
+        remedy="see whether the shard can reach the coordinator",
+    )
+
+
+def _unplaceable(shard: int, name: str, error: Exception) -> InternalError:
+    """It cannot be placed here, because of ``error``."""
+    return InternalError(
+        f"model '{name}' cannot be placed on shard {shard}",
+        shard=str(shard),
+        actual=f"{type(error).__name__}: {error}",
+        remedy="see the log of the shard",
+    )
+
+
+def _left_out(shard: int, held: ShardMap, placed: ShardMap) -> InternalError:
+    """Its slices moved from ``held`` to ``placed`` without this shard."""
+    return InternalError(
+        f"slices of model '{held.spec.name}' moved, and shard {shard} was not asked",
+        shard=str(shard),
+        expected=f"epoch {held.epoch}",
+        actual=f"epoch {placed.epoch}",
+        remedy="start this shard again: what was staged is in its log",
+    )

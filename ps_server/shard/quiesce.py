@@ -8,24 +8,26 @@ every shard or of none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from ps_protocol.cluster.quiesced import ModelPosition
-from ps_protocol.errors import InvalidRequest, Unavailable
+from ps_protocol.errors import ConfigError, InvalidRequest, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.times import QUIESCE_SECONDS
+from ps_server.checkpoint.format.manifest import read_seal
 from ps_server.checkpoint.format.record import ShardPart
 from ps_server.checkpoint.format.table_part import Base, Mark
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.checkpoint.write.model_writer import write_part
 from ps_server.consistency import TrackerState, WorkerKey
 from ps_server.shard import times
-from ps_server.shard.durability.checkpoint_bases import CheckpointBases
-from ps_server.shard.models.registry import Registry
-from ps_server.shard.models.restore import restore
+from ps_server.shard.placing import restore
+from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 
 if TYPE_CHECKING:
@@ -270,3 +272,44 @@ def _standing(model: ShardModel) -> ModelPosition:
     # A worker that is gone may have sent its last push to some shards only.
     waiting = {worker: waiting[worker] for worker in accepted if worker in waiting}
     return ModelPosition(model.name, accepted, tracker.applied.phase, tracker.applied.clock, waiting)
+
+
+_REMEMBERED = 4
+"""Checkpoints of a table; those that were not committed count, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    folder: Path
+    mark: Mark
+
+
+class CheckpointBases:
+    """Owned by Cuts. A table that came from elsewhere, or from a disk, is not known here: all of it is written next."""
+
+    def __init__(self) -> None:
+        self._written: WeakKeyDictionary[ShardTable, list[_Written]] = WeakKeyDictionary()
+
+    def wrote(self, table: ShardTable, folder: Path, copy: TableCapture) -> None:
+        """``copy`` was written to ``folder``; whether that becomes a checkpoint, others decide."""
+        known = [each for each in self._written.get(table, []) if each.folder != folder]
+        self._written[table] = [*known, _Written(folder, copy.mark())][-_REMEMBERED:]
+
+    def bases(self, tables: Iterable[ShardTable], folder: Path, full_every: int) -> dict[ShardTable, tuple[Mark, Base]]:
+        """What a checkpoint in ``folder`` may be based on, for those tables that it need not hold whole. Reads files.
+
+        The newest one beside it that is complete, unless ``full_every`` - 1 increments are on top of each other there.
+        """
+        found = {table: self._base(table, folder, full_every) for table in tables}
+        return {table: base for table, base in found.items() if base}
+
+    def _base(self, table: ShardTable, folder: Path, full_every: int) -> tuple[Mark, Base] | None:
+        for written in reversed(self._written.get(table, [])):
+            if written.folder.parent != folder.parent:
+                continue
+            try:
+                seal = read_seal(written.folder)
+            except ConfigError:
+                continue
+            return (written.mark, Base(written.folder.name, seal)) if written.mark.depth + 1 < full_every else None
+        return None

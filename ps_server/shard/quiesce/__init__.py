@@ -1,1 +1,0 @@
-"""The whole shard paused at one point of the job: Quiescence owns the cut, each model its gate."""
