@@ -1,10 +1,14 @@
-"""The metrics of a shard: defined here, and read here from what the shard's parts count."""
+"""The metrics of a shard, defined here, and what its heartbeats report: both read from what the shard's parts count."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
+from ps_protocol.cluster.held import TableCounts
+from ps_protocol.cluster.view import MemberStats
 from ps_protocol.metrics.common import COMMON, read_common
 from ps_protocol.metrics.definition import Catalogue, HistogramValue, Sample
 from ps_server.consistency import FAILED, Verdict
@@ -215,3 +219,40 @@ def staleness_value(counts: list[int]) -> HistogramValue:
         tuple(sum(counts[begin:end]) for begin, end in pairwise(ends)),
         float(sum(staleness * count for staleness, count in enumerate(counts))),
     )
+
+
+def shard_stats(counters: Counters, registry: Registry) -> MemberStats:
+    """The numbers of this moment. Called by the heartbeat thread, while the event loop and the executor change them:
+    each is one word.
+    """
+    versions, models = registry.versions, registry.models
+    return replace(
+        counters.stats([model.times for model in models]),
+        version=max(versions.values(), default=0),
+        versions=versions,
+        activity=registry.activity,
+        streams=_stream_counts(models),
+        held_bytes=sum(model.layout.region_bytes for model in models),
+        tables=tuple(counts for model in models for counts in _table_counts(model)),
+    )
+
+
+def _stream_counts(models: list[ShardModel]) -> dict[str, int]:
+    found = Counter(transport.value for model in models for transport in list(model.streams.transports.values()))
+    return dict(sorted(found.items()))
+
+
+def _table_counts(model: ShardModel) -> list[TableCounts]:
+    return [
+        TableCounts(
+            model=model.name,
+            table=table.spec.name,
+            rows=table.rows,
+            waiting=table.waiting,
+            size_bytes=table.size_bytes,
+            inserted=table.inserted,
+            expired=table.expired,
+            evicted=table.evicted,
+        )
+        for table in model.tables
+    ]

@@ -39,14 +39,13 @@ from ps_server.shard.durability.replication import Replication
 from ps_server.shard.durability.storage import Storage
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.execution.watchdog import Watchdog
-from ps_server.shard.heartbeat import shard_stats
-from ps_server.shard.metrics import SHARD, ShardMetrics
+from ps_server.shard.metrics import SHARD, ShardMetrics, shard_stats
 from ps_server.shard.registry import Registry
+from ps_server.shard.rows_service import RowExpiry
 from ps_server.shard.service import SERVICE, ShardService
 from ps_server.shard.standby.follower import LogFollower
 from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.standby.standby import Standby, joined
-from ps_server.shard.tables.expiry import RowExpiry
 from ps_server.shard.transport.side_channels import SideChannels
 from ps_server.tables.arrays import machine_bytes
 

@@ -16,7 +16,7 @@ from ps_server.log.entries import Released
 from ps_server.shard import times
 from ps_server.shard.context import ShardContext
 from ps_server.shard.durability.snapshotter import PassiveReplica, SnapshotSource
-from ps_server.shard.execution.conditions import Conditions
+from ps_server.shard.execution.tasks import Conditions
 from ps_server.shard.peers import ShardPeers
 from ps_server.shard.placing import PlacingProgress, new_state, recovered_state, restore_model, warm_up
 from ps_server.shard.reconcile import moved_on

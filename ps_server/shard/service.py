@@ -35,17 +35,17 @@ from ps_server.serving.authorization import check_member
 from ps_server.serving.rpc_errors import parsed, translated
 from ps_server.shard.access import Fence, OpenChecks
 from ps_server.shard.byte_budget import READERS
+from ps_server.shard.change_feed import ChangeFeed
 from ps_server.shard.counters import Counters
 from ps_server.shard.execution.tasks import until
 from ps_server.shard.quiesce import Quiescence
 from ps_server.shard.registry import Registry
-from ps_server.shard.reshard.resharding import Resharding
+from ps_server.shard.resharding import Resharding
+from ps_server.shard.rows_service import RowsService
 from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.stream import StepStream, send_published
 from ps_server.shard.step.values import LoadReader, check_slices
-from ps_server.shard.tables.change_feed import ChangeFeed
-from ps_server.shard.tables.rows_service import RowsService
 from ps_server.shard.transport.grpc_stream import (
     Context,
     GrpcServerTransport,

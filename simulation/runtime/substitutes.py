@@ -22,9 +22,9 @@ import grpc
 from ps_protocol.times import END_SECONDS
 from ps_server.log import record, segment_size
 from ps_server.serving import grpc_server
+from ps_server.shard import resharding
 from ps_server.shard import times as shard_times
 from ps_server.shard.durability import snapshotter
-from ps_server.shard.reshard import resharding
 from ps_worker import times
 from simulation.runtime import futures, locks, threads, wait
 from simulation.runtime.aio_clients import AioChannel

@@ -12,7 +12,7 @@ from torch import nn
 from ps_protocol.cluster.view import MemberStatus, Role
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
 from ps_server.shard.counters import Counters, StepTimes
-from ps_server.shard.heartbeat import shard_stats
+from ps_server.shard.metrics import shard_stats
 from tests.support.shards import StubStream, flat, gradients, running_shard, start, wait_until
 from tests.worker.jobs import Job, running_job
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ps_protocol.model.ids import buckets_of
-from ps_server.shard.tables import change_round
-from ps_server.shard.tables.change_round import ChangeBatch, Reached, round_of
+from ps_server.shard import change_feed
+from ps_server.shard.change_feed import ChangeBatch, Reached, round_of
 from ps_server.tables.step import RowStep
 from ps_server.tables.table import ShardTable
 from tests.support.length import choose
@@ -31,7 +31,7 @@ def small_batches(monkeypatch):
         "SCAN_ROWS": 16,
         "ROUND_ROWS": 20,
     }.items():
-        monkeypatch.setattr(change_round, name, value)
+        monkeypatch.setattr(change_feed, name, value)
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Shards of this machine that are forked from one process, which imports their modules while the coordinator starts.
 
-``ForkServer`` owns that process (``ps_server/shard/forks/server.py``). A ``ForkedChild`` waits for it, is forked from
+``ForkServer`` owns that process (``ps_server/shard/fork_server.py``). A ``ForkedChild`` waits for it, is forked from
 it, and is then a child of ps-run like any other.
 """
 
@@ -23,9 +23,11 @@ from ps_protocol.launch.child import Child
 from ps_protocol.launch.commands import SHARD
 from ps_protocol.launch.life import StopWatch
 from ps_server.cli.launcher.events import ProcessName
-from ps_server.shard.forks.title import ROOM_BYTES
 
-MODULE = "ps_server.shard.forks.server"
+MODULE = "ps_server.shard.fork_server"
+
+ROOM_BYTES = 4096
+"""What the arguments of the process are padded with: room for the command lines of the shards that it forks."""
 
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -1,4 +1,6 @@
-"""Tasks and threads whose end is awaited in any case, so that nothing they use is touched afterwards; and a timer."""
+"""Tasks and threads whose end is awaited in any case, so that nothing they use is touched afterwards; a timer; and
+conditions that events may make true.
+"""
 
 from __future__ import annotations
 
@@ -110,3 +112,31 @@ class Timer:
     def _rings(self) -> None:
         self._timer = None
         self._ring()
+
+
+class Conditions:
+    """Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    async def until(self, true: Callable[[], bool], seconds: float) -> bool:
+        """Whether ``true()`` was so within this time; asked now, after each ``wake`` and at the end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not true():
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiters.add(waiter)
+            try:
+                await asyncio.wait_for(waiter, deadline - loop.time())
+            except TimeoutError:
+                return true()
+            finally:
+                self._waiters.discard(waiter)
+        return True
+
+    def wake(self) -> None:
+        """Something has changed."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)

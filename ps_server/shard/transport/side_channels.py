@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
+import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ps_protocol.cluster.answers import AttachedChannel, RefusedChannel, SideChannel
 from ps_protocol.cluster.requests import AttachRequest, ConfirmRequest, StepRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError
+from ps_protocol.files import OwnFolder
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.security.security import OFF, Security
@@ -29,7 +33,6 @@ from ps_server.serving.log_limit import LogLimit
 from ps_server.shard.config import SideChannelConfig
 from ps_server.shard.transport.base import ServerTransport
 from ps_server.shard.transport.grpc_stream import GrpcServerTransport
-from ps_server.shard.transport.private_socket import PrivateSocket
 from ps_server.shard.transport.socket_stream import SocketServerTransport
 from ps_server.state.region import Region
 
@@ -278,3 +281,64 @@ def _listen_tcp(bind: str, ports: Sequence[int]) -> socket.socket:
         expected=f"a free port of {ports[0]}-{ports[-1]}" if ports[0] else "any free port",
         remedy="give another --bulk-ports, as 7200-7299, or off",
     )
+
+
+PREFIX = "torch-ps-shm-"
+"""Of the folders' names."""
+
+NAME = "socket"
+
+_MAX_PATH_BYTES = 107
+"""Of the address of a Unix socket."""
+
+_BASES = (tempfile.gettempdir, lambda: "/dev/shm")  # where the other is too long a path
+
+
+class PrivateSocket:
+    """A listener in a folder that it owns. The folder of a process that was killed is removed by the next shard."""
+
+    def __init__(self, path: Path, listener: socket.socket, folder: OwnFolder) -> None:
+        """See ``listen``."""
+        self.path = path
+        self.listener = listener
+        self._folder = folder
+
+    @classmethod
+    def listen(cls, *, for_others: bool = False) -> PrivateSocket | None:
+        """Listen on a new path; None where the system has no room for one.
+
+        ``for_others``: other users may connect too, and are asked who they are; the path is still a secret.
+        """
+        for base in _BASES:
+            try:
+                folder = OwnFolder(PREFIX, Path(base()))
+            except OSError as error:
+                logger.debug("no socket for shared memory below %s: %s", base(), error)
+                continue
+            try:
+                return cls(folder.path / NAME, _bound(folder.path / NAME, for_others), folder)
+            except OSError as error:
+                logger.debug("no socket for shared memory in %s: %s", folder.path, error)
+                folder.close()
+        return None
+
+    def close(self) -> None:
+        """Stop listening, and remove the folder."""
+        self.listener.close()
+        self._folder.close()
+
+
+def _bound(path: Path, for_others: bool) -> socket.socket:
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise OSError(f"{path} is longer than a socket's path may be")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o666 if for_others else 0o600)
+        path.parent.chmod(0o711 if for_others else 0o700)
+        listener.listen(128)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener

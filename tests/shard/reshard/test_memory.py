@@ -15,7 +15,7 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, Kind, ModelSpec, ShardMap, Slice, Variable
 from ps_server.consistency import WorkerKey
 from ps_server.log.entries import StagedReshard
-from ps_server.shard.reshard.incoming import IncomingMemory, coming_slices
+from ps_server.shard.resharding import IncomingMemory, coming_slices
 from ps_server.shard.step.published import Published
 from ps_server.state.lent_regions import LentRegions
 from ps_server.state.model_state import ModelState, new_model

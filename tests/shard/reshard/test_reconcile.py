@@ -9,7 +9,7 @@ import pytest
 from ps_protocol.errors import InvalidRequest, ModelMismatch
 from ps_protocol.model.spec import Slice
 from ps_server.shard.reconcile import Reconciliation, check_fits, nbytes_on, reconcile
-from ps_server.shard.reshard.transfer_plan import TransferPlan, transfer_plan
+from ps_server.shard.transfer import TransferPlan, transfer_plan
 from tests.shard.reshard.moving import map_of, spec_of
 
 SPEC = spec_of()

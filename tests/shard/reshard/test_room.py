@@ -15,10 +15,9 @@ from ps_protocol.errors import ModelMoved, ModelReleased, PsError, StorageFull, 
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.model import SHARD_MAP
 from ps_server.log.durable import DurableLog
+from ps_server.shard import resharding, transfer
 from ps_server.shard.peers import ShardPeers
-from ps_server.shard.reshard import resharding, transfer
-from ps_server.shard.reshard.log_room import LogRoom
-from ps_server.shard.reshard.resharding import Resharding
+from ps_server.shard.resharding import LogRoom, Resharding
 from tests.shard.reshard.moving import Job, job, spec_of
 from tests.shard.reshard.moving_worker import Worker, assert_same, undisturbed
 from tests.support.shards import error_of, wait_until

@@ -15,7 +15,7 @@ from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.tables import RowLife
 from ps_server.log.entries import StagedReshard
 from ps_server.shard.reconcile import Reconciliation, reconcile
-from ps_server.shard.reshard.transfer_plan import TransferPlan, transfer_plan
+from ps_server.shard.transfer import TransferPlan, transfer_plan
 from ps_server.state.model_state import new_model
 from ps_server.state.reshard import resharded
 from ps_server.tables.bucket_contents import BucketContents

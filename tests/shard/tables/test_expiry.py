@@ -8,7 +8,7 @@ import pytest
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.model.tables import Eviction, RowInit, RowLife
 from ps_server.log.entries import RowsDropped
-from ps_server.shard.tables.expiry import RowExpiry
+from ps_server.shard.rows_service import RowExpiry
 from tests.support.shards import RecordingLog, running_shard, wait_until
 from tests.support.tables import RowStream, array, start_with, table_spec
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.shard.transport import private_socket
-from ps_server.shard.transport.private_socket import PREFIX, PrivateSocket
+from ps_server.shard.transport import side_channels
+from ps_server.shard.transport.side_channels import PREFIX, PrivateSocket
 
 
 @pytest.fixture(autouse=True)
 def base(monkeypatch) -> Iterator[Path]:
     """A short path: a socket's has little room."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setattr(private_socket, "_BASES", (lambda: folder,))
+        monkeypatch.setattr(side_channels, "_BASES", (lambda: folder,))
         yield Path(folder)
 
 
@@ -62,9 +62,9 @@ def test_a_folder_in_use_is_left_alone(base):
 
 KILLED = """
 import os, sys
-from ps_server.shard.transport import private_socket
-private_socket._BASES = (lambda: sys.argv[1],)
-made = private_socket.PrivateSocket.listen()
+from ps_server.shard.transport import side_channels
+side_channels._BASES = (lambda: sys.argv[1],)
+made = side_channels.PrivateSocket.listen()
 os.kill(os.getpid(), 9)
 """
 
@@ -92,14 +92,14 @@ def test_what_is_not_ours_is_left_alone(base):
 
 
 def test_without_room_there_is_none(base, monkeypatch):
-    monkeypatch.setattr(private_socket, "_BASES", (lambda: str(base / "missing"), lambda: str(base / ("x" * 200))))
+    monkeypatch.setattr(side_channels, "_BASES", (lambda: str(base / "missing"), lambda: str(base / ("x" * 200))))
     (base / ("x" * 200)).mkdir()
     assert PrivateSocket.listen() is None
     assert list((base / ("x" * 200)).iterdir()) == []
 
 
 def test_the_second_place_is_used_where_the_first_has_no_room(base, monkeypatch):
-    monkeypatch.setattr(private_socket, "_BASES", (lambda: os.fspath(base / "missing"), lambda: os.fspath(base)))
+    monkeypatch.setattr(side_channels, "_BASES", (lambda: os.fspath(base / "missing"), lambda: os.fspath(base)))
     made = listening()
     assert made.path.parent.parent == base
     made.close()

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ps_protocol.metrics import common
+from ps_server.shard import fork_server
 from ps_server.shard import main as shard
-from ps_server.shard.forks import server
 
 
 def serving():
@@ -68,4 +68,4 @@ async def serve(config, stop):
 
 if __name__ == "__main__":
     shard.serving = serving
-    server.main()
+    fork_server.main()

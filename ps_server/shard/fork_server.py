@@ -11,21 +11,43 @@ is nothing: it ends when ps-run gives it up.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from ps_protocol.launch.shim import dies_with
 from ps_server.shard import main as shard
-from ps_server.shard.forks import title
 
 READY = b"ready"
 MAX_DESCRIPTORS = 8
 _MAX_SAID_BYTES = 1 << 16
+
+
+_PR_SET_NAME = 15
+
+_ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
+"""Places in /proc/PID/stat after the name of the process: fields 48 and 49 of proc(5)."""
+
+
+def show_title(name: str, command: Sequence[str]) -> None:
+    """List this process as ``name``, up to 15 bytes, with the command line ``command``.
+
+    The memory of the arguments is written, as daemons do: Python has copied them. What has no room is left out.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, os.fsencode(name)[:15])
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])
+    if not begin or begin >= end:  # the kernel does not tell
+        return
+    shown = b"\0".join(map(os.fsencode, command))[: end - begin - 1]
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, shown, len(shown))
 
 
 class _Request(NamedTuple):
@@ -39,7 +61,7 @@ def main() -> None:
     """Serve ps-run until it hangs up, or is a forked shard from then on."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     launcher, inherited = os.getppid(), set(os.environ)
-    title.show("ps-servers", sys.orig_argv[:-1])
+    show_title("ps-servers", sys.orig_argv[:-1])
     shard.serving()
     _check_threads()
     requests.send(READY)
@@ -115,7 +137,7 @@ def _become(request: _Request, launcher: int, inherited: set[str]) -> NoReturn:
     os.environ.update(environment)
     os.write(2, said)
     number = arguments[arguments.index("--shard") + 1]
-    title.show(f"ps-server {number}", [*program, *arguments])
+    show_title(f"ps-server {number}", [*program, *arguments])
     # As an interpreter that is told -m: usage errors name the module.
     sys.modules["__main__"] = shard
     sys.argv = [str(shard.__file__), *arguments]

@@ -1,7 +1,10 @@
-"""The calls of a shard about rows of tables: read some, write some, read whole buckets."""
+"""Rows of tables beside steps: the calls that read some, write some and read whole buckets; and those that expire."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +13,8 @@ from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster.answers import RowsAnswer
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import InvalidRequest
+from ps_protocol.errors import InvalidRequest, PsError, StorageFull
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.tables import Ids, RowCount
 from ps_protocol.v1 import shard_pb2 as pb
@@ -19,10 +23,12 @@ from ps_protocol.wire.convert.shard import BUCKET_HEADER
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
 from ps_server.log.entries import RowsLoaded
 from ps_server.log.row_messages import bytes_of
+from ps_server.shard import times
 from ps_server.shard.access import Fence
 from ps_server.shard.byte_budget import READERS
 from ps_server.shard.execution.tasks import until
 from ps_server.shard.registry import Registry
+from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.pushed_rows import MAX_ROWS_BYTES, wanted
 from ps_server.shard.transport.grpc_stream import (
     Context,
@@ -140,3 +146,36 @@ def _parse(data: bytes) -> pb.LoadRowsRequest:
         return pb.LoadRowsRequest.FromString(data)
     except DecodeError as error:
         raise InvalidRequest("a message is not a LoadRowsRequest", actual=f"{len(data)} bytes") from error
+
+
+logger = EventLogger(__name__)
+
+
+class RowExpiry:
+    """One task of the shard's event loop. ``models()`` are those that are served.
+
+    A row is never dropped while a push with its id waits for its round. The ids of dropped rows are logged, so that a
+    replay needs no clock; they are dropped in small batches, between updates.
+    """
+
+    def __init__(self, models: Callable[[], Sequence[ShardModel]], clock: Callable[[], float] = time.time) -> None:
+        self._models = models
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(times.EXPIRY_SECONDS)
+            for model in self._models():
+                try:
+                    await self.look(model)
+                except StorageFull as error:
+                    logger.warning("table.waits", "rows of model '%s' stay for now: %s", model.name, error)
+                except PsError as error:
+                    logger.debug("rows of model '%s' stay for now: %s", model.name, error)
+
+    async def look(self, model: ShardModel) -> None:
+        """Drop the expired rows of ``model``, batch by batch. Raises PsError."""
+        for number in range(len(model.tables)):
+            while await model.rows.expire(number, self._clock()):
+                pass

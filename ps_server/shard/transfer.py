@@ -1,19 +1,22 @@
-"""Gets the slices and buckets that come to this shard from the shards that hold them."""
+"""Fetches slices and row buckets that move to a shard: decides which come from which shard, and has memory for them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
+import torch
+from torch import Tensor
 
 from ps_protocol import times
-from ps_protocol.errors import InternalError, Unavailable
-from ps_protocol.model.layout import Layout
+from ps_protocol.errors import InternalError, InvalidRequest, Unavailable
+from ps_protocol.model.layout import Layout, SliceSpan, aligned
 from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.rpc.client_errors import translate
@@ -23,18 +26,146 @@ from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_server.consistency import TrackerState
 from ps_server.consistency.messages import pushes_from_pb
 from ps_server.log.entries import StagedReshard
+from ps_server.model_differences import in_structure, raise_differences
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.optimizers.state_bytes import tensor_bytes
 from ps_server.shard.peers import ShardPeers
-from ps_server.shard.reshard.incoming import IncomingBlock
-from ps_server.shard.reshard.transfer_plan import TransferPlan, transfer_plan
 from ps_server.state.region import torch_dtype
+from ps_server.state.reshard import rows_of
 from ps_server.tables.bucket_contents import BucketContents
 
 T = TypeVar("T")
 
 _SAVE = "/ps_protocol.v1.Shard/Save"
 _SAVE_BUCKETS = "/ps_protocol.v1.Shard/SaveBuckets"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """What comes to one shard from one other."""
+
+    source: int
+    #: Slices as (index there, next index here), in the order here.
+    slices: tuple[tuple[int, int], ...] = ()
+    #: Buckets by number of their table, rising.
+    buckets: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+def transfer_plan(held: ShardMap, wanted: ShardMap, shard: int) -> list[TransferPlan]:
+    """What ``shard`` lacks of ``wanted``, by the shard that has it, in order of number.
+
+    Raises ModelMismatch for another model, InvalidRequest for a map that does not follow or cuts slices differently.
+    """
+    raise_differences(
+        f"shard {shard} was given another model under the name '{held.spec.name}'",
+        in_structure(held.spec, wanted.spec),
+        "see the log of the coordinator",
+    )
+    if wanted.epoch != held.epoch + 1:
+        raise InvalidRequest(
+            f"the next shard map of model '{held.spec.name}' is not the next",
+            shard=str(shard),
+            expected=f"epoch {held.epoch + 1}",
+            actual=f"epoch {wanted.epoch}",
+            remedy="try again",
+        )
+    slices: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for source, there, here in _slices(held, wanted, shard):
+        slices[source].append((there, here))
+    buckets: defaultdict[int, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for source, table, bucket in _buckets(held, wanted, shard):
+        buckets[source][table].append(bucket)
+    return [
+        TransferPlan(
+            source, tuple(slices[source]), tuple((t, tuple(numbers)) for t, numbers in buckets[source].items())
+        )
+        for source in sorted(slices.keys() | buckets.keys())
+    ]
+
+
+def _slices(held: ShardMap, wanted: ShardMap, shard: int) -> Iterator[tuple[int, int, int]]:
+    """Source, index there, next index here."""
+    own = {rows_of(span) for span in Layout.of(held, shard).slices}
+    sources = {piece.shard for piece in held.slices} - {shard}
+    places = {
+        rows_of(span): (source, index)
+        for source in sources
+        for index, span in enumerate(Layout.of(held, source).slices)
+    }
+    for index, span in enumerate(Layout.of(wanted, shard).slices):
+        if rows_of(span) in own:
+            continue
+        if rows_of(span) not in places:
+            raise InvalidRequest(
+                "the next shard map cuts a variable otherwise: slices only move",
+                variable=span.variable.name,
+                shard=str(shard),
+                actual=f"rows [{span.slice.row_begin}, {span.slice.row_end})",
+            )
+        yield (*places[rows_of(span)], index)
+
+
+def _buckets(held: ShardMap, wanted: ShardMap, shard: int) -> Iterator[tuple[int, int, int]]:
+    """Source, table, bucket."""
+    for table, (before, after) in enumerate(zip(held.tables, wanted.tables, strict=True)):
+        for bucket, (source, target) in enumerate(zip(before, after, strict=True)):
+            if target == shard != source:
+                yield source, table, bucket
+
+
+class IncomingBlock:
+    """Of one model in one batch; cut from the front. Used on the event loop."""
+
+    def __init__(self, memory: bytearray) -> None:
+        #: All of it, for the next batch when nobody reads what was cut.
+        self.memory = memory
+        self._used = 0
+
+    def cut(self, size_bytes: int) -> memoryview:
+        """Memory with unspecified content; new where there is not enough."""
+        begin = aligned(self._used)
+        if begin + size_bytes > len(self.memory):
+            return memoryview(bytearray(size_bytes))
+        self._used = begin + size_bytes
+        return memoryview(self.memory)[begin : self._used]
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The same as a tensor."""
+        count = math.prod(shape)
+        if not count:
+            return torch.empty(tuple(shape), dtype=dtype)
+        return torch.frombuffer(self.cut(count * dtype.itemsize), dtype=dtype).view(tuple(shape))
+
+
+class IncomingMemory:
+    """Of one shard; ``take`` and ``give`` on its event loop, ``make`` anywhere. What is taken is its taker's alone."""
+
+    def __init__(self) -> None:
+        self._free = bytearray()
+
+    def make(self, size_bytes: int) -> None:
+        """Have so many bytes, all their pages touched."""
+        if len(self._free) < size_bytes:
+            self._free = bytearray(size_bytes)
+
+    def take(self) -> IncomingBlock:
+        """All there is."""
+        taken, self._free = self._free, bytearray()
+        return IncomingBlock(taken)
+
+    def give(self, block: IncomingBlock) -> None:
+        """What was cut from ``block`` is not read any more, and nothing writes to it."""
+        self._free = max(block.memory, self._free, key=len)
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._free = bytearray()
+
+
+def coming_slices(held: Layout, wanted: Layout) -> list[SliceSpan]:
+    """The slices of ``wanted`` that are not in ``held``."""
+    here = {rows_of(span) for span in held.slices}
+    return [span for span in wanted.slices if rows_of(span) not in here]
 
 
 async def fetch(

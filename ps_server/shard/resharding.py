@@ -19,7 +19,7 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.wire.convert.model import SHARD_MAP
 from ps_protocol.wire.convert.shard import STATE_HEADER
-from ps_server.log.entries import Resharded, StagedReshard
+from ps_server.log.entries import Resharded, StagedReshard, UpdateLog
 from ps_server.optimizers.state_bytes import describe
 from ps_server.shard import times
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES
@@ -27,11 +27,8 @@ from ps_server.shard.execution.tasks import Timer
 from ps_server.shard.quiesce import Quiescence
 from ps_server.shard.reconcile import moved_on
 from ps_server.shard.registry import Registry
-from ps_server.shard.reshard.incoming import IncomingBlock, IncomingMemory, coming_slices
-from ps_server.shard.reshard.log_room import LogRoom
-from ps_server.shard.reshard.transfer import fetch
-from ps_server.shard.reshard.transfer_plan import transfer_plan
 from ps_server.shard.step.model import ShardModel
+from ps_server.shard.transfer import IncomingBlock, IncomingMemory, coming_slices, fetch, transfer_plan
 from ps_server.state.model_state import ModelState
 from ps_server.state.reshard import resharded
 
@@ -303,3 +300,38 @@ class Resharding:
     def _moved(self, model: ShardModel) -> ModelMoved:
         known = model.pending.shard_map.epoch if model.pending else 0
         return moved_on(self._context.shard, model.name, known, model.layout.shard_map.epoch)
+
+
+class LogRoom:
+    """Of one shard, on its event loop."""
+
+    def __init__(self, log: UpdateLog) -> None:
+        self._log = log
+        self._held: list[int] = []
+
+    async def hold(self, *sizes: int) -> None:
+        """Have room for records of so many bytes, and for no others. Raises StorageFull; then nothing is held."""
+        self.release()
+        try:
+            for nbytes in sizes:
+                await self._log.reserve(nbytes)
+                self._held.append(nbytes)
+        except BaseException:
+            self.release()
+            raise
+
+    def take(self, least: int, most: float) -> int | None:
+        """Hand on room for a record of ``least`` to ``most`` bytes; returns what its taker has to release, None: none.
+
+        To reserve it again might wait for another file, for updates under way that are written already count, too.
+        """
+        found = min((nbytes for nbytes in self._held if least <= nbytes <= most), default=None)
+        if found is not None:
+            self._held.remove(found)
+        return found
+
+    def release(self) -> None:
+        """Let the next that reserves take it."""
+        held, self._held = self._held, []
+        for nbytes in held:
+            self._log.release(nbytes)

@@ -1,1 +1,0 @@
-"""Slices and row buckets that move between shards: planned, transferred, staged, then made or dropped."""

@@ -1,1 +1,0 @@
-"""Calls about rows of tables: reads, writes, the change feed, and the expiry of rows."""
