@@ -67,7 +67,7 @@ class WorkerObservers:
                 original(lane, push)
                 return
             member, place = self._sender(lane)
-            values = self._subjects.values(lane.layout, lane._gradients.memory(lane.shard))
+            values = self._subjects.values(lane.layout, lane._gradients.pushed.memory(lane.shard))
             gradient, left = 0.0 if push.skipped else self._subjects.one(values), self._left_out(lane, len(values))
             if push.rows is not None and not push.skipped:
                 self._judge.rows.sent(place, member, push.sequence, self._rows(lane, push))

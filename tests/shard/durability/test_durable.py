@@ -6,15 +6,13 @@ import errno
 import os
 import threading
 
-import grpc
 import pytest
 import torch
 
-from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.errors import ModelMismatch, StorageFull
 from ps_protocol.model.registered_optimizers import name_of
 from ps_protocol.model.spec import Consistency, Mode
-from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
+from ps_protocol.v1 import shard_pb2
 from ps_server.cli.options.storage import Durability
 from tests.shard.disks import NEVER, OFTEN, durable, held, shard_on
 from tests.shard.durability.test_replay import OPTIMIZERS
@@ -23,7 +21,6 @@ from tests.support.length import paired
 from tests.support.seeds import seeded
 from tests.support.shards import (
     StubStream,
-    error_of,
     flat,
     gradients,
     in_slices,
@@ -251,26 +248,6 @@ def test_a_model_is_placed_when_there_is_room_for_its_record_and_not_before(tmp_
         model, _ = start(shard)
         with killed(shard) as again:
             assert torch.equal(held(again, again.place(model.layout.shard_map)), held(shard, model))
-
-
-def test_a_push_by_itself_on_a_full_disk_gets_a_typed_error(tmp_path, monkeypatch):
-    with shard_on(tmp_path / "a") as shard:
-        model, _ = start(shard, (40_000,))
-
-        def full(*_):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(os, "posix_fallocate", full)
-        monkeypatch.setattr(type(shard.storage._durable), "_wanting", lambda log, size: True)
-        opening = shard_pb2.Open(
-            model="model", worker=shard_pb2.WorkerId(rank=0, incarnation=1), protocol_version=PROTOCOL_VERSION
-        )
-        push = shard_pb2.PushHeader(sequence=1, clock=1, payload=flat(model.layout, *gradients(model, 1)))
-        requests = [shard_pb2.StepRequest(open=opening), shard_pb2.StepRequest(push=push)]
-        with pytest.raises(grpc.RpcError) as failure:
-            shard_pb2_grpc.ShardStub(shard.channel).Push(iter(requests))
-        assert isinstance(error_of(failure.value), StorageFull)
-        wait_until(lambda: model.pool.in_use == 0)
 
 
 def test_another_model_under_the_same_name_is_refused_and_nothing_is_changed(tmp_path):
