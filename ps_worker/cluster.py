@@ -29,7 +29,7 @@ from ps_worker.session.reporting import plain_metrics
 from ps_worker.session.session import Session
 from ps_worker.session.terminate import Terminated, leave_reason, warn_of_no_step
 from ps_worker.step.summary import Style, Writes
-from ps_worker.tables import factories
+from ps_worker.tables import converted, modules
 from ps_worker.tables.prefetch import BatchIds, Prefetch
 from ps_worker.trained_models import TrainedModels
 
@@ -45,10 +45,10 @@ class Cluster:
     its own.
     """
 
-    embedding = staticmethod(factories.embedding)
-    embedding_bag = staticmethod(factories.embedding_bag)
-    embedding_bags = staticmethod(factories.embedding_bags)
-    convert_embeddings = staticmethod(factories.convert_embeddings)
+    embedding = staticmethod(modules.embedding)
+    embedding_bag = staticmethod(modules.embedding_bag)
+    embedding_bags = staticmethod(modules.embedding_bags)
+    convert_embeddings = staticmethod(converted.convert_embeddings)
 
     def __init__(self, session: Session, embedded: EmbeddedCluster | None = None, name: str | None = None) -> None:
         """``embedded``: the servers of this script alone, which end with this object. ``name``: see ``connect``."""

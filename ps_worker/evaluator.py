@@ -22,7 +22,7 @@ from ps_worker.step.pipeline import newer_map
 from ps_worker.step.shard_calls import ShardClient
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.lookup import Lookup, Position, ShardLookup
-from ps_worker.tables.row_router import RowRouter
+from ps_worker.tables.row_payloads import RowRouter
 from ps_worker.tables.table import NO_TABLES, DeclaredTables, declared, matched, table_differences
 from ps_worker.transport.replies import Peer
 

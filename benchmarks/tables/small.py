@@ -18,7 +18,7 @@ import torch
 from benchmarks.cluster import running_cluster
 from ps_worker import connect, rows
 from ps_worker.tables import EmbeddingBags, Table
-from ps_worker.tables.converted import convert
+from ps_worker.tables.converted import convert_embeddings
 
 ROWS, DIM, SAMPLES = 1000, 16, 64
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -57,7 +57,7 @@ class Together(torch.nn.Module):
 
 KINDS: dict[str, Callable[[int], torch.nn.Module]] = {
     "dense embeddings": Features,
-    "tables, each a module": lambda count: convert(Features(count), 1, rows.SGD(lr=0.1)),
+    "tables, each a module": lambda count: convert_embeddings(Features(count), min_rows=1, optimizer=rows.SGD(lr=0.1)),
     "tables in one EmbeddingBags": Together,
 }
 

@@ -1,28 +1,30 @@
-"""``accelerate.Accelerator`` whose optimizers run on the shards."""
+"""``accelerate.Accelerator`` whose optimizers run on the shards, and this worker in accelerate's process state."""
 
 from __future__ import annotations
 
+import atexit
 import math
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.checkpointing import save_accelerator_state
 from accelerate.data_loader import prepare_data_loader
-from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.optimizer import AcceleratedOptimizer, patch_optimizer_step
 from accelerate.scheduler import AcceleratedScheduler
-from accelerate.utils import recursively_apply
+from accelerate.utils import DistributedType, recursively_apply
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import EventLogger
 from ps_worker.cluster import Cluster
-from ps_worker.huggingface.place import check_precision, connected, take_place
-from ps_worker.huggingface.weighed import WeighedOptimizer
+from ps_worker.connection import connect
 from ps_worker.optimizer import PsOptimizer
 
 logger = EventLogger("ps_worker")
@@ -53,7 +55,7 @@ class PsAccelerator(Accelerator):
         self.cluster = connected() if cluster is None else cluster
         check_precision(self.cluster, arguments.get("mixed_precision"))
         self._optimizer_options = dict(optimizer_options)
-        take_place(self.cluster)
+        set_process_state(self.cluster)
         super().__init__(**arguments)
 
     #: Rank 0 is in accelerate's own ``save_state``.
@@ -243,3 +245,90 @@ def _without_module(optimizer: torch.optim.Optimizer) -> ConfigError:
         actual="the optimizer alone",
         remedy="give prepare() the model as well",
     )
+
+
+class WeighedOptimizer(AcceleratedOptimizer):
+    """Wraps an optimizer of the cluster: steps once per accumulation, with ``weight`` as the weight of the push.
+
+    Its state stays on the shards: making it neither pulls nor pushes.
+    """
+
+    def __init__(self, optimizer: PsOptimizer, scaler: Any = None) -> None:
+        #: The number of samples or tokens of the next step; None: each push weighs the same.
+        self.weight: float | None = None
+        super().__init__(optimizer, device_placement=False, scaler=scaler)
+        if scaler is not None:
+            self._optimizer_patched_step_method = patch_optimizer_step(self, self._push)
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """As in accelerate. Raises what the optimizer's ``step`` raises."""
+        if self.scaler is not None:
+            super().step(closure)
+        elif self.gradient_state.sync_gradients:
+            self._push(closure)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped, by the gradient scaler or by the policy for NaN."""
+        return bool(self._is_overflow or self.optimizer.step_was_skipped)
+
+    def _push(self, closure: Callable[[], float] | None = None) -> Any:
+        # The class's method: the scaler's path has put another one on the instance.
+        return type(self.optimizer).step(self.optimizer, closure, weight=self.weight)
+
+
+_joined: dict[int, Cluster] = {}
+"""The connection of this process, by its number, which all its trainers and accelerators share."""
+
+
+def connected() -> Cluster:
+    """Join the job from the environment, once, and leave it when the process ends. Raises what ``connect`` raises."""
+    cluster = _joined.get(os.getpid())
+    if cluster is None or cluster._left:
+        cluster = _joined[os.getpid()] = connect()
+        cluster.__enter__()
+        atexit.register(_leave, cluster)
+    return cluster
+
+
+def set_process_state(cluster: Cluster) -> None:
+    """Have accelerate report the rank, the number of workers and the device of ``cluster``.
+
+    Accelerate keeps them in one object per process, which it shares with ``TrainingArguments``. The kind of
+    distribution stays "none", so that neither of them opens torch.distributed. Raises ConfigError where it is open.
+    """
+    if not PartialState._shared_state and int(os.environ.get("LOCAL_RANK", -1)) >= 0:
+        raise _distributed("LOCAL_RANK is set, which has accelerate open torch.distributed")
+    state = PartialState()
+    if state.distributed_type is not DistributedType.NO:
+        raise _distributed(f"accelerate has opened torch.distributed ({state.distributed_type.value})")
+    state.num_processes = cluster.world_size
+    state.process_index = state.local_process_index = cluster.rank
+    state.device = cluster.device
+
+
+def check_precision(cluster: Cluster, precision: object) -> None:
+    """Raises ConfigError for mixed precision with fp16 on the CPU: accelerate would compute in full precision there."""
+    asked = precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if str(asked) == "fp16" and cluster.device.type == "cpu":
+        raise ConfigError(
+            "accelerate has no mixed precision with fp16 on the CPU",
+            expected="a GPU, or another precision",
+            actual="fp16 on the device cpu",
+            remedy="use bf16, which needs no scaled gradients, or PS_DEVICE=cuda where there is a GPU",
+        )
+
+
+def _distributed(what: str) -> ConfigError:
+    return ConfigError(
+        what,
+        expected="workers of torch-ps alone: they exchange gradients through the shards",
+        actual="two kinds of distribution",
+        remedy="start the script with ps-run, not with torchrun or accelerate launch",
+    )
+
+
+def _leave(cluster: Cluster) -> None:
+    # What Python reported as uncaught ended the script.
+    error = getattr(sys, "last_value", None)
+    cluster.__exit__(type(error) if error else None, error, None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -21,9 +23,7 @@ from ps_protocol.model.spec import Mode
 from ps_worker.cluster import Cluster
 from ps_worker.common_values import CommonValues
 from ps_worker.data.samples import batch_samples
-from ps_worker.huggingface.accelerator import PsAccelerator, over_cluster
-from ps_worker.huggingface.joining import advance, running_step
-from ps_worker.huggingface.place import check_precision, connected, take_place
+from ps_worker.huggingface.accelerator import PsAccelerator, check_precision, connected, over_cluster, set_process_state
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.step.remote_model import RemoteModel
 
@@ -67,7 +67,7 @@ class PsTrainer(Trainer):
         self._adopted: PsOptimizer | None = None
         _check(args)
         check_precision(self.cluster, getattr(args, "mixed_precision", None))
-        take_place(self.cluster)
+        set_process_state(self.cluster)
         args.__dict__["_setup_devices"] = self.cluster.device
         args._n_gpu = min(args.n_gpu, 1)
         #: Of the exchanges of this training, and how many steps others had made before this worker's first.
@@ -316,3 +316,23 @@ def _check(args: TrainingArguments) -> None:
                 actual=f"{name}={getattr(args, name, value)!r}",
                 remedy=f"leave {name} out of TrainingArguments",
             )
+
+
+def running_step(version: int, first: Mapping[str, int], updates_per_step: int) -> int:
+    """The optimizer step at which the others are, when the model has ``version``.
+
+    ``first`` tells the "version" of the model and the "step" with which the training began. A step of all workers is
+    one update in sync, else one per worker.
+    """
+    return first["step"] + max(0, version - first["version"]) // updates_per_step
+
+
+def advance(scheduler: Any, steps: int) -> None:
+    """Bring a scheduler to where ``steps`` optimizer steps would; one that looks at metrics stays as it is."""
+    if "metrics" in inspect.signature(scheduler.step).parameters:
+        return
+    with warnings.catch_warnings():
+        # That the optimizer has made no step: here it has not, on the shards it has.
+        warnings.simplefilter("ignore", UserWarning)
+        for _ in range(steps):
+            scheduler.step()

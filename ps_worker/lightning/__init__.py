@@ -1,6 +1,6 @@
 """Lightning and Fabric on the cluster: importing this makes ``strategy="torch_ps"`` known to both.
 
-Needs the extra ``lightning``. ``joined.py`` owns the connection of this process, a strategy the exchanges of its
+Needs the extra ``lightning``. ``process.py`` owns the connection of this process, a strategy the exchanges of its
 trainer; the shards run the optimizers, and the user's module stays the user's.
 """
 

@@ -1,19 +1,22 @@
-"""What the strategies of the trainer and of Fabric have in common: this process among the workers."""
+"""What the strategies of the trainer and of Fabric share: the connection of this process, and its exchanges."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.accelerators.cpu import CPUAccelerator
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import CPUAccelerator as TrainerCpuAccelerator
 
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_worker.cluster import Cluster
-from ps_worker.lightning import joined
-from ps_worker.lightning.exchanges import TrainerExchanges
+from ps_worker.connection import connect
 
 
 class TrainerProcess:
@@ -28,11 +31,11 @@ class TrainerProcess:
         self._section = section
         self._cluster: Cluster | None = None
         self._exchanges: TrainerExchanges | None = None
-        joined.guess_rank()
+        _guess_rank()
 
     def join_job(self) -> None:
         """Join the job, once per process. Raises PsError."""
-        self._cluster = joined.join(self._cluster or self._given)
+        self._cluster = join_once(self._cluster or self._given)
         if self._exchanges is None:
             self._exchanges = TrainerExchanges(self._cluster, self._name, self._section)
 
@@ -99,3 +102,144 @@ class TrainerProcess:
     def reduced(self, tensor: Any, group: Any, reduce_op: Any) -> Any:
         """The reduction of a tensor of at most 64 KiB over the workers."""
         return tensor if self._exchanges is None else self._exchanges.reduce(tensor, group, reduce_op)
+
+
+_REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "min": "min", "max": "max"}
+
+
+class TrainerExchanges:
+    """One per strategy. ``name`` is the same on all workers; calls are counted by ``section``, such as epochs.
+
+    A worker that was started again with a checkpoint goes on in the section of that checkpoint.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, section: Callable[[], int]) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._section = section
+
+    def gather(self, value: Any) -> dict[int, Any]:
+        """The values of all workers that take part, by rank; ``None`` makes it a barrier. Raises PsError."""
+        return self._cluster.gather_values(value, name=self._name, section=self._section())
+
+    def reduce(self, value: Any, group: object, reduce_op: object) -> Any:
+        """The reduction of a tensor over the workers; anything else is returned as it is, as in Lightning's DDP.
+
+        Raises ConfigError for an unknown reduction or a group, InvalidRequest for tensors that differ.
+        """
+        if not isinstance(value, torch.Tensor):
+            return value
+        name = "mean" if reduce_op is None else str(reduce_op).rpartition(".")[2].lower()
+        if name not in _REDUCTIONS or group is not None:
+            raise ConfigError(
+                "the strategy torch_ps cannot make this reduction",
+                expected=f"one of {', '.join(_REDUCTIONS)}, and no group",
+                actual=f"{reduce_op}, group {group}",
+            )
+        stacked = self._stacked(value)
+        match _REDUCTIONS[name]:
+            case "sum":
+                return stacked.sum(0, dtype=value.dtype)
+            case "min":
+                return stacked.amin(0)
+            case "max":
+                return stacked.amax(0)
+            case _:
+                exact = stacked if value.is_floating_point() else stacked.double()
+                return exact.mean(0).to(value.dtype)
+
+    def all_gather(self, tensor: torch.Tensor, group: object, sync_grads: bool) -> torch.Tensor:
+        """The tensors of all workers that take part, stacked by rank. Raises ConfigError, InvalidRequest."""
+        if sync_grads or group is not None:
+            raise ConfigError(
+                "the strategy torch_ps cannot gather with gradients, or in a group",
+                expected="sync_grads=False and no group",
+                actual=f"sync_grads={sync_grads}, group {group}",
+                remedy="compute the loss from this worker's own tensors",
+            )
+        return self._stacked(tensor)
+
+    def broadcast(self, value: Any, source: int) -> Any:
+        """The value of worker ``source``; where it does not take part, that of the lowest rank. Raises PsError."""
+        sent = {"path": str(value)} if isinstance(value, Path) else {"value": value}
+        if isinstance(value, torch.Tensor):
+            sent = value  # type: ignore[assignment]
+        values = self.gather(sent)
+        told = values.get(source, next(iter(values.values())))
+        if isinstance(told, torch.Tensor):
+            return told.to(value.device) if isinstance(value, torch.Tensor) else told
+        return Path(told["path"]) if "path" in told else told["value"]
+
+    def decide(self, decision: bool, every: bool) -> bool:
+        """Whether all workers, or at least one of them, decided so. Raises PsError."""
+        return (all if every else any)(self.gather(bool(decision)).values())
+
+    def _stacked(self, tensor: torch.Tensor) -> torch.Tensor:
+        parts = self.gather(tensor)
+        for rank, part in parts.items():
+            if not isinstance(part, torch.Tensor) or (part.shape, part.dtype) != (tensor.shape, tensor.dtype):
+                raise InvalidRequest(
+                    "workers exchange tensors that differ",
+                    expected=f"{tuple(tensor.shape)} of {tensor.dtype}, as this worker's",
+                    actual=f"{part!r:.80} from worker {rank}",
+                    remedy="log the same values on every worker, with on_epoch where workers may have more batches",
+                )
+        return torch.stack(list(parts.values())).to(tensor.device)
+
+
+_RANK_VARIABLE = "PS_RANK"
+
+_cluster: Cluster | None = None
+
+_failure: BaseException | None = None
+"""What ended the last run of a trainer, if it did not end well."""
+
+
+def _guess_rank() -> None:
+    """Before the process has joined: only the rank in its environment shows what Lightning shows once."""
+    rank = os.environ.get(_RANK_VARIABLE, "")
+    if rank.isdecimal():
+        _set_rank(int(rank))
+
+
+def _set_rank(rank: int) -> None:
+    vars(rank_zero_only)["rank"] = rank
+
+
+def join_once(given: Cluster | None) -> Cluster:
+    """The cluster ``given``, else the one of this process, which joins the job with the first call.
+
+    Raises ConfigError for an evaluator, and what ``connect`` raises.
+    """
+    global _cluster
+    note_failure(None)
+    cluster = given or _cluster
+    if cluster is None:
+        cluster = _cluster = connect()
+        cluster.__enter__()
+        atexit.register(leave, os.getpid())
+    if cluster.role != "worker":
+        raise ConfigError(
+            "an evaluator cannot run a trainer",
+            expected="worker",
+            actual=cluster.role,
+            remedy="run evaluators with cluster.follow(model), and a trainer with PS_ROLE=worker",
+        )
+    _set_rank(cluster.rank)
+    return cluster
+
+
+def note_failure(error: BaseException | None) -> None:
+    """What ended the run of a trainer, for the reason with which this process leaves its job."""
+    global _failure
+    _failure = error
+
+
+def leave(pid: int) -> None:
+    """Leave the job, in the process ``pid`` that joined it: what happens at its exit. Repeatable."""
+    global _cluster
+    if _cluster is None or os.getpid() != pid:
+        return
+    cluster, _cluster = _cluster, None
+    error = _failure or getattr(sys, "last_value", None)
+    cluster.__exit__(type(error) if error else None, error, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,9 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ps_worker.cluster import Cluster
 from ps_worker.common_values import CommonValues
-from ps_worker.lightning import joined
-from ps_worker.lightning.adopted import close_earlier, note_adopted, optimizers_of
-from ps_worker.lightning.process import TrainerProcess
+from ps_worker.lightning.process import TrainerProcess, note_failure
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.step.remote_model import RemoteModel
 
@@ -143,7 +141,7 @@ class TorchPsStrategy(TrainerProcess, Strategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Note why this worker leaves."""
-        joined.note_failure(exception)
+        note_failure(exception)
 
     def _clipping(self, trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, float]:
         """Have the shards clip by norm where the trainer would: of the mean gradient, not of each worker's."""
@@ -190,3 +188,30 @@ class TorchPsStrategy(TrainerProcess, Strategy):
     def _trainer(self) -> pl.Trainer:
         assert self.lightning_module is not None
         return self.lightning_module.trainer
+
+
+_adopted: list[PsOptimizer] = []
+"""In the order of their adoption, without those that were closed."""
+
+
+def note_adopted(optimizers: Iterable[PsOptimizer]) -> None:
+    """A trainer has adopted these."""
+    _adopted.extend(optimizers)
+
+
+def optimizers_of(module: torch.nn.Module) -> list[PsOptimizer]:
+    """Those in use that train a parameter of ``module``."""
+    trained = {id(parameter) for parameter in module.parameters()}
+    return [each for each in _adopted if any(id(p) in trained for group in each.param_groups for p in group["params"])]
+
+
+def close_earlier(module: torch.nn.Module, own: Collection[PsOptimizer]) -> None:
+    """Close those of ``module``, whose parameters get new ones, and ``own``, which a trainer gives up.
+
+    Each waits as ``cluster.barrier()`` does: all workers run the same trainers. Raises PsError.
+    """
+    ending = optimizers_of(module)
+    for optimizer in list(_adopted):
+        if any(optimizer is each for each in (*ending, *own)):
+            optimizer.close()
+            _adopted.remove(optimizer)

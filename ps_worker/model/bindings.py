@@ -12,7 +12,7 @@ import torch
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import DType, Kind, Variable
 from ps_worker.model.plain import check_plain
-from ps_worker.tables.plain_names import plain_name
+from ps_worker.tables.table import plain_name
 
 #: What ``cluster.optimizer`` takes: a module, or parameters in any form torch.optim takes.
 Source = torch.nn.Module | Iterable[Any]

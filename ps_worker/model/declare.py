@@ -36,8 +36,7 @@ from ps_worker.model.bindings import (
 )
 from ps_worker.model.optimizer_state import StateByNumber
 from ps_worker.model.plain import plain_module
-from ps_worker.tables.plain_names import plain_name
-from ps_worker.tables.table import NO_TABLES, DeclaredTables, declared, modules_in
+from ps_worker.tables.table import NO_TABLES, DeclaredTables, declared, modules_in, plain_name
 
 BufferPolicy = str | Mapping[str, str]
 """Which buffers are kept: a policy for all, or by the name of a buffer or a module."""

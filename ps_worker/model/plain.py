@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
-from ps_worker.tables.plain_names import INNER_MODULE
+from ps_worker.tables.table import INNER_MODULE
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"})
 """Classes that exchange gradients or parameters between processes by themselves."""

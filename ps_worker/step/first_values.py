@@ -12,8 +12,7 @@ from ps_worker.memory.flat import FlatModel
 from ps_worker.model.optimizer_state import StateByNumber, split_state
 from ps_worker.session.session import Session
 from ps_worker.step.shard_stream import ShardStream
-from ps_worker.tables.initial import InitialRows, uploads
-from ps_worker.tables.row_router import RowRouter
+from ps_worker.tables.row_payloads import InitialRows, RowRouter, uploads
 
 #: Repeats a call until the shard of a stream answers.
 Persistently = Callable[[ShardStream, Callable[[], Any]], Any]

@@ -28,7 +28,7 @@ from ps_worker.memory.parked import ParkedGradients
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.memory.users import expected_users, users
 from ps_worker.model.bindings import Bindings
-from ps_worker.tables.update import RowUpdate
+from ps_worker.tables.row_payloads import RowUpdate
 
 _SMALL_BYTES = 64 << 10
 _IN_NUMPY = frozenset({torch.float32, torch.float64})

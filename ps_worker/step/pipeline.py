@@ -33,9 +33,8 @@ from ps_worker.step.first_values import FirstValues
 from ps_worker.step.gradients import Gradients
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.step.summary import PLAIN, Outcome, StepPush, StepSummary, StreamPosition, Style
-from ps_worker.tables.initial import InitialRows
 from ps_worker.tables.lookup import Lookup, Position
-from ps_worker.tables.row_router import RowRouter
+from ps_worker.tables.row_payloads import InitialRows, RowRouter
 
 logger = EventLogger("ps_worker")
 

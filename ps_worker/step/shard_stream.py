@@ -29,8 +29,7 @@ from ps_worker.step.shard_values import ShardValues
 from ps_worker.step.summary import OUTCOMES, Outcome, StepPush, StepSummary, StreamPosition, Style
 from ps_worker.step.torch_versions import TorchVersions
 from ps_worker.tables.lookup import Position, ShardLookup
-from ps_worker.tables.row_router import RowRouter
-from ps_worker.tables.update import NO_ROWS
+from ps_worker.tables.row_payloads import NO_ROWS, RowRouter
 from ps_worker.transport.base import ClientTransport, Link
 from ps_worker.transport.negotiate import open_stream
 from ps_worker.transport.replies import Peer

@@ -14,7 +14,7 @@ from ps_worker.memory.flat import FlatModel
 from ps_worker.model.optimizer_state import StateEntry
 from ps_worker.session.session import Session
 from ps_worker.step.shard_calls import ShardClient, Writer
-from ps_worker.tables.initial import RowsCall
+from ps_worker.tables.row_payloads import RowsCall
 from ps_worker.transport.replies import Peer
 
 

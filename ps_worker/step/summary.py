@@ -13,7 +13,7 @@ from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import TraceSpan
 from ps_protocol.wire.formats import RAW, Wire
-from ps_worker.tables.update import RowUpdate
+from ps_worker.tables.row_payloads import RowUpdate
 
 
 class Outcome(enum.IntEnum):

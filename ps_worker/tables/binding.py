@@ -14,8 +14,8 @@ from ps_protocol.errors import InvalidRequest
 from ps_worker.tables.batch import DistinctIds, RowRequest, distinct
 from ps_worker.tables.lookup import Lookup, Position, RequestedRows
 from ps_worker.tables.row_gradients import RowGradients
+from ps_worker.tables.row_payloads import RowUpdate
 from ps_worker.tables.table import DeclaredTables, Table
-from ps_worker.tables.update import RowUpdate
 
 
 class RowSource(Protocol):

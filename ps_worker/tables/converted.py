@@ -11,16 +11,33 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.logs import EventLogger
 from ps_worker.rows import RowOptimizer
 from ps_worker.tables.modules import Embedding, EmbeddingBag
-from ps_worker.tables.plain_names import plain_name
-from ps_worker.tables.table import Table, TableModule
+from ps_worker.tables.table import Table, TableModule, plain_name
 
 logger = EventLogger("ps_worker")
 
 Dense = nn.Embedding | nn.EmbeddingBag
 
 
-def convert(model: nn.Module, min_rows: int, optimizer: RowOptimizer | None) -> nn.Module:
-    """``model`` with tables for its embeddings of ``min_rows`` rows or more; see ``Cluster.convert_embeddings``."""
+def convert_embeddings(
+    model: torch.nn.Module, *, min_rows: int = 10_000, optimizer: RowOptimizer | None = None
+) -> torch.nn.Module:
+    """Replace large ``nn.Embedding`` and ``nn.EmbeddingBag`` modules of a model with tables, in place.
+
+    Their weights are the first values of the rows, uploaded by ``Cluster.optimizer``. Tables are named by the paths of
+    the modules; modules that share a weight share a table. Frozen embeddings, and those whose weight another layer
+    uses, are left as they are.
+
+    Args:
+        model: The model.
+        min_rows: Replace embeddings with at least so many rows.
+        optimizer: Row optimizer of the tables. None: ``rows.Adagrad()``.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        InvalidRequest: An embedding cannot become a table.
+    """
     uses = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
     embeddings = _large_embeddings(model, min_rows)
     of_embeddings = Counter(id(m.weight) for m in {id(m): m for m in embeddings.values()}.values())

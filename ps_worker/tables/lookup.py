@@ -10,8 +10,7 @@ import numpy as np
 from ps_protocol.errors import ModelMoved, PsError
 from ps_protocol.model.tables import RowCount
 from ps_worker.tables.compiled import Ids, Rows, put_rows
-from ps_worker.tables.row_router import RowRouter
-from ps_worker.tables.update import array_bytes
+from ps_worker.tables.row_payloads import RowRouter, array_bytes
 
 #: (phase, clock) of a push.
 Position = tuple[int, int]

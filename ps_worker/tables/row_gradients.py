@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ps_worker.tables.compiled import Ids, Rows, add_rows, put_rows, unique
-from ps_worker.tables.update import TableGradients
+from ps_worker.tables.row_payloads import TableGradients
 
 
 @dataclass(frozen=True, slots=True, eq=False)

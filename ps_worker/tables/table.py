@@ -14,6 +14,9 @@ from ps_protocol.model.tables import Eviction, RowLife, TableSpec, validate
 from ps_worker.rows import Adagrad, Init, RowOptimizer, Uniform
 from ps_worker.tables.row_gradients import RowGradients
 
+INNER_MODULE = "_orig_mod"
+"""What ``torch.compile`` calls the module inside the one that it makes."""
+
 _ANY_SEED = 0
 
 
@@ -277,3 +280,8 @@ def matched(own: DeclaredTables, theirs: Sequence[TableSpec]) -> DeclaredTables:
     """``own`` tables in the order of the declared ones, ``theirs``, which have the same names."""
     by_name = {spec.name: tables for spec, tables in zip(own.specs, own.tables, strict=True)}
     return DeclaredTables(tuple(theirs), tuple(by_name[spec.name] for spec in theirs), own.modules)
+
+
+def plain_name(name: str) -> str:
+    """``name``, of a parameter, buffer or module, as it is without ``torch.compile`` around any of its modules."""
+    return ".".join(part for part in name.split(".") if part != INNER_MODULE) if INNER_MODULE in name else name

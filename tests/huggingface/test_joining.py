@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from ps_worker.huggingface.joining import advance, running_step
+from ps_worker.huggingface.trainer import advance, running_step
 
 
 @pytest.mark.parametrize(

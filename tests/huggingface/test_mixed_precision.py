@@ -11,7 +11,7 @@ import torch
 from ps_protocol.errors import ConfigError
 from ps_worker import Cluster
 from ps_worker.huggingface import PsAccelerator
-from ps_worker.huggingface.weighed import WeighedOptimizer
+from ps_worker.huggingface.accelerator import WeighedOptimizer
 from tests.huggingface.test_refused import cluster, made
 
 __all__ = ["cluster"]

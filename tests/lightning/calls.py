@@ -13,7 +13,8 @@ from lightning.fabric import Fabric
 from torch.distributed import ReduceOp
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_worker.lightning import TorchPsFabricStrategy, TorchPsStrategy, joined
+from ps_worker.lightning import TorchPsFabricStrategy, TorchPsStrategy
+from ps_worker.lightning.process import join_once
 from tests.lightning.modules import Classifier, loader, network, trainer
 
 
@@ -76,7 +77,7 @@ def fabric_calls(folder: Path) -> dict[str, Any]:
 
 def trainer_calls(folder: Path) -> dict[str, Any]:
     """Several trainers: data that is not split, evaluation, prediction, mixed precision, a cluster that is given."""
-    cluster = joined.join(None)
+    cluster = join_once(None)
     whole = trainer(folder, TorchPsStrategy(cluster), 1, use_distributed_sampler=False, enable_checkpointing=False)
     whole.fit(Classifier(), loader(8), loader(8))
     mixed = trainer(folder, TorchPsStrategy(cluster), 1, precision="bf16-mixed", enable_checkpointing=False)

@@ -11,7 +11,7 @@ from torch import nn
 from ps_protocol.errors import InvalidRequest
 from ps_worker import rows
 from ps_worker.tables import Embedding, EmbeddingBag
-from ps_worker.tables.converted import convert
+from ps_worker.tables.converted import convert_embeddings
 
 
 class Own(nn.Embedding):
@@ -30,7 +30,7 @@ def test_large_embeddings_become_tables_named_by_their_paths_with_their_weights(
         }
     )
     weight = model["user"].weight
-    assert convert(model.eval(), 20, rows.SGD(lr=0.5)) is model
+    assert convert_embeddings(model.eval(), min_rows=20, optimizer=rows.SGD(lr=0.5)) is model
     bag, user = model["deep"][0], model["user"]
     assert isinstance(bag, EmbeddingBag)
     assert (bag.mode, bag.include_last_offset, bag.padding_id, bag.training) == ("max", True, 4, False)
@@ -48,7 +48,7 @@ def test_modules_that_share_a_weight_share_a_table_and_one_module_stays_one() ->
     model = nn.ModuleList([nn.Embedding(20, 2), nn.EmbeddingBag(20, 2)])
     model[1].weight = model[0].weight
     model.append(model[0])
-    convert(model, 10, None)
+    convert_embeddings(model, min_rows=10)
     assert model[0].tables == model[1].tables
     assert model[2] is model[0]
 
@@ -57,13 +57,13 @@ def test_a_weight_that_another_layer_uses_stays_with_it(caplog: pytest.LogCaptur
     model = nn.ModuleDict({"embedding": nn.Embedding(20, 2), "output": nn.Linear(2, 20, bias=False)})
     model["output"].weight = model["embedding"].weight
     with caplog.at_level(logging.WARNING, "ps_worker"):
-        convert(model, 10, None)
+        convert_embeddings(model, min_rows=10)
     assert isinstance(model["embedding"], nn.Embedding)
     assert "'embedding' stays as it is" in caplog.text
 
 
 def test_a_model_that_is_an_embedding_is_returned_as_a_table() -> None:
-    module = convert(nn.Embedding(20, 2), 10, None)
+    module = convert_embeddings(nn.Embedding(20, 2), min_rows=10)
     assert isinstance(module, Embedding)
     assert module.tables[0].name == "embedding"
 
@@ -79,14 +79,14 @@ def test_a_model_that_is_an_embedding_is_returned_as_a_table() -> None:
 def test_what_a_table_does_not_do_is_refused_by_name(module: nn.Module, said: str) -> None:
     model = nn.ModuleDict({"user": module})
     with pytest.raises(InvalidRequest, match=said) as error:
-        convert(model, 10, None)
+        convert_embeddings(model, min_rows=10)
     assert error.value.variable == "user"
 
 
 def test_a_table_has_the_same_name_inside_a_compiled_module() -> None:
     inner = torch.compile(nn.ModuleDict({"users": nn.Embedding(20, 2)}), backend="eager")
     model = torch.compile(nn.Sequential(inner), backend="eager")
-    convert(model, 10, None)
+    convert_embeddings(model, min_rows=10)
     module = model.get_submodule("_orig_mod.0._orig_mod.users")
     assert isinstance(module, Embedding)
     assert module.tables[0].name == "0.users"

@@ -14,7 +14,7 @@ from torch import nn
 from ps_protocol.errors import InvalidRequest
 from ps_worker.tables import Embedding, EmbeddingBag, EmbeddingBags, Table
 from ps_worker.tables.batch import RowRequest, distinct
-from ps_worker.tables.converted import convert
+from ps_worker.tables.converted import convert_embeddings
 from tests.support.length import examples
 from tests.worker.devices import REAL
 from tests.worker.tables.row_source import DenseRows, bind, dense_gradients
@@ -148,7 +148,7 @@ def test_several_features_have_no_common_dim() -> None:
 
 
 def test_a_converted_embedding_knows_how_many_it_had() -> None:
-    module = convert(nn.Embedding(100, DIM), 10, None)
+    module = convert_embeddings(nn.Embedding(100, DIM), min_rows=10)
     assert module.num_embeddings == 100
 
 

@@ -10,8 +10,7 @@ from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.spec import ModelSpec, ShardMap
 from ps_protocol.model.tables import RowInit, TableSpec
 from ps_worker.tables.lookup import Lookup, RequestedRows
-from ps_worker.tables.row_router import RowRouter
-from ps_worker.tables.update import RowUpdate, TableGradients
+from ps_worker.tables.row_payloads import RowRouter, RowUpdate, TableGradients
 
 DIMS = (2, 3)
 BUCKETS = 8

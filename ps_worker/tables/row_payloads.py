@@ -1,17 +1,42 @@
-"""The row gradients of one step, split over the shards."""
+"""What goes to each shard of rows: the gradients of one step, and first values; and which shard a row is on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from ps_protocol.model.spec import ShardMap
 from ps_protocol.model.tables import RowCount
-from ps_worker.tables.compiled import Ids, Rows
-from ps_worker.tables.row_router import RowRouter
+from ps_worker.tables.compiled import Ids, Rows, split
+
+
+class RowRouter:
+    """Immutable; replaced when buckets have moved."""
+
+    def __init__(self, shard_map: ShardMap) -> None:
+        self.shard_map = shard_map
+        self._owners = [np.array(owners, np.int32) for owners in shard_map.tables]
+        #: The shard that has all of a table; -1: several shards have it.
+        self._sole = [owners[0] if len(set(owners)) == 1 else -1 for owners in shard_map.tables]
+
+    def split(self, table: int, ids: Ids) -> Iterator[tuple[int, Ids | None]]:
+        """The shards that ``ids`` are on, each with the indexes of its own, in order; None: all of them."""
+        if self._sole[table] >= 0:
+            if ids.size:
+                yield self._sole[table], None
+            return
+        order, counts = split(ids, self._owners[table], self.shard_map.shards)
+        end = 0
+        for shard, count in enumerate(counts.tolist()):
+            begin, end = end, end + count
+            if count == ids.size and count:
+                yield shard, None
+            elif count:
+                yield shard, order[begin:end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +109,31 @@ class RowUpdate:
 def array_bytes(array: Ids | Rows) -> memoryview:
     """The bytes of a contiguous array."""
     return memoryview(array.reshape(-1).view(np.uint8).data)
+
+
+_CALL_ROWS = 100_000
+
+#: By number of the table: values of the rows 0, 1, …, float32 [n, dim].
+InitialRows = Mapping[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsCall:
+    """One upload to one shard, which keeps rows that it has already."""
+
+    shard: int
+    table: int
+    rows: int
+    #: The bytes of all ids, then of all rows.
+    pieces: tuple[memoryview, memoryview]
+
+
+def uploads(initial: InitialRows, router: RowRouter) -> Iterator[RowsCall]:
+    """All calls, one at a time."""
+    for table, values in initial.items():
+        for begin in range(0, len(values), _CALL_ROWS):
+            piece = np.ascontiguousarray(values[begin : begin + _CALL_ROWS].detach().cpu().numpy(), np.float32)
+            ids = np.arange(begin, begin + len(piece), dtype=np.int64)
+            for shard, indexes in router.split(table, ids):
+                part = (ids, piece) if indexes is None else (ids[indexes], piece[indexes])
+                yield RowsCall(shard, table, len(part[0]), (array_bytes(part[0]), array_bytes(part[1])))
