@@ -60,6 +60,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_there(page):
 
 def test_links_to_what_is_not_there_are_found():
     text = "[a](nothing.md) [b](data.md#nope) [c](#here) [d](../README.md)\n# Here\n```\n[e](code.md)\n```\n"
+    assert list(site.broken_links("docs/tables.md", "[old.md](data.md), [data.md](data.md#leases)")) == ["old.md"]
     assert list(site.broken_links("docs/tables.md", text)) == ["nothing.md", "data.md#nope"]
 
 

@@ -62,11 +62,19 @@ def resolved(source: str, target: str) -> tuple[str, str]:
 
 
 def broken_links(source: str, text: str) -> Iterator[str]:
-    """The links of the page ``source``, below the root, that lead to no file or no heading."""
+    """The links of the page ``source``, below the root, that lead to no file or no heading, or name another page."""
+    named = ((words.strip("`"), target) for words, target in _LINK.findall(without_code(text)))
+    yield from (
+        words for words, target in named if words.endswith(".md") and PurePosixPath(words).name != _page(target)
+    )
     for target in links_of(text):
         path, anchor = resolved(source, target)
         if not (ROOT / path).exists() or (anchor and anchor not in _anchors(path, source, text)):
             yield target
+
+
+def _page(target: str) -> str:
+    return PurePosixPath(target.partition("#")[0]).name
 
 
 def _anchors(path: str, source: str, text: str) -> set[str]:
