@@ -14,12 +14,6 @@ import click
 from ps_protocol.errors import InvalidRequest, Unavailable
 from ps_server.settings import setting
 
-CONNECTIONS, PEER_CONNECTIONS, HANDSHAKES, HANDSHAKE_TIME = (
-    "connections",
-    "peer_connections",
-    "handshakes",
-    "handshake_time",
-)
 CALLS, PEER_CALLS, METADATA, FIRST_MESSAGE = "calls", "peer_calls", "metadata", "first_message"
 FEEDS, PEER_FEEDS, ANSWERS, UPLOADS = "feeds", "peer_feeds", "answers", "uploads"
 SIDE_HANDSHAKES, TOKEN_TIME = "side_handshakes", "token_time"
@@ -27,13 +21,15 @@ MODELS, VARIABLES, SLICES, TABLES, BUCKETS = "models", "variables", "slices", "t
 MODEL_BYTES, NAMES = "model_bytes", "names"
 
 LIMITS = (
-    *(CONNECTIONS, PEER_CONNECTIONS, HANDSHAKES, HANDSHAKE_TIME),
     *(CALLS, PEER_CALLS, METADATA, FIRST_MESSAGE),
     *(FEEDS, PEER_FEEDS, ANSWERS, UPLOADS),
     *(SIDE_HANDSHAKES, TOKEN_TIME),
     *(MODELS, VARIABLES, SLICES, TABLES, BUCKETS, MODEL_BYTES, NAMES),
 )
-"""Names of the limits, by which they are counted when they refuse or close something."""
+"""Names of the limits, by which they are counted when they refuse or close something.
+
+Connections are limited by gRPC, which counts none that it refuses.
+"""
 
 
 MAX_NAME_BYTES = 256
@@ -42,10 +38,6 @@ MAX_NAME_BYTES = 256
 METADATA_FACTOR = 4
 """Headers so many times above their limit are refused by gRPC itself, unread and uncounted."""
 
-
-CONNECTION_RESERVE = 256
-HANDSHAKE_RESERVE_SECONDS = 5.0
-"""By how much gRPC's own limits are above those of ServerLimits."""
 
 _MEMORY: Mapping[str, Any] = {
     "type": click.IntRange(0),
@@ -59,28 +51,22 @@ class ServerLimits:
     """Limits of one server process. A peer is a host: all processes of one address together."""
 
     max_connections: int = setting(10_000, "Open gRPC connections; one more is closed.")
-    max_peer_connections: int = setting(5_000, "Open gRPC connections of one host; one more is closed.")
-    max_handshakes: int = setting(2_048, "Connections that have not made a call; one more closes the oldest.")
     max_streams: int = setting(1024, "Calls at a time on one connection; clients wait with one more.")
     max_calls: int = setting(16_384, "Calls in progress, streams included.")
     max_peer_calls: int = setting(8_192, "Calls in progress of one host.")
     max_metadata_bytes: int = setting(16 << 10, "Bytes of the headers of one call.", click.IntRange(4096))
-    handshake_seconds: float = setting(
-        20.0, "Time for a new connection to complete its handshake and make its first call."
-    )
+    handshake_seconds: float = setting(20.0, "Time for a new connection to complete its handshake.")
 
     @property
     def server_options(self) -> Mapping[str, int]:
         """What gRPC itself enforces, as options of a server."""
         return {
-            # What a ConnectionGuard and CallLimits refuse, name and count, gRPC refuses in silence a little later.
-            "grpc.max_allowed_incoming_connections": self.max_connections + CONNECTION_RESERVE,
+            "grpc.max_allowed_incoming_connections": self.max_connections,
             "grpc.max_concurrent_streams": self.max_streams,
+            # CallLimits refuses less, names the limit and counts; gRPC refuses the rest unread.
             "grpc.max_metadata_size": METADATA_FACTOR * self.max_metadata_bytes,
             "grpc.absolute_max_metadata_size": METADATA_FACTOR * self.max_metadata_bytes,
-            "grpc.server_handshake_timeout_ms": max(
-                1, int((self.handshake_seconds + HANDSHAKE_RESERVE_SECONDS) * 1000)
-            ),
+            "grpc.server_handshake_timeout_ms": max(1, int(self.handshake_seconds * 1000)),
         }
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 
 from ps_server.limits import CALLS, METADATA, PEER_CALLS, LimitCounts, OverLimit, ServerLimits, SharedLimit, host_of
-from ps_server.serving.connections import ConnectionGuard
 from ps_server.serving.rpc_errors import translated
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -26,13 +25,11 @@ _FIELD_BYTES = 32
 class CallLimits(grpc.aio.ServerInterceptor):
     """The outermost interceptor of a server. Health checks are not counted: a full server is a healthy one."""
 
-    def __init__(self, limits: ServerLimits, counts: LimitCounts, guard: ConnectionGuard | None = None) -> None:
-        """``guard`` is told who makes a call."""
+    def __init__(self, limits: ServerLimits, counts: LimitCounts) -> None:
         names = (CALLS, PEER_CALLS)
         self._calls = SharedLimit(limits.max_calls, limits.max_peer_calls, names, counts)
         self._max_metadata_bytes = limits.max_metadata_bytes
         self._counts = counts
-        self._guard = guard
 
     @property
     def used(self) -> int:
@@ -85,8 +82,6 @@ class CallLimits(grpc.aio.ServerInterceptor):
     async def _admitted(self, context: Context, free: bool) -> str | None:
         """The peer, which has one call more; None for a call that is ``free``. Ends the call where that is too many."""
         peer = context.peer()
-        if self._guard is not None:
-            self._guard.note(peer)
         if free:
             return None
         host = host_of(peer)

@@ -26,7 +26,6 @@ from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES, listen, new_server
 from ps_server.limits import LimitCounts, ServerLimits
 from ps_server.serving.authorization import Authorization
 from ps_server.serving.call_limits import CallLimits
-from ps_server.serving.connections import ConnectionGuard
 from ps_server.serving.malformed import MalformedRequests
 
 logger = EventLogger(__name__)
@@ -49,15 +48,15 @@ class RunningServer:
     port: int
     _server: grpc.aio.Server = field(repr=False)
     _health: health.aio.HealthServicer = field(repr=False)
-    #: Look at its connections and streams until it stops.
-    _looking: tuple[asyncio.Task[None], ...] = field(repr=False)
+    #: Checks the callers of its streams until it stops.
+    _looking: asyncio.Task[None] | None = field(repr=False)
 
     async def stop(self, grace_seconds: float = times.END_SECONDS) -> None:
         """Report NOT_SERVING, accept no new calls, cancel those still running after ``grace_seconds``. Repeatable."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)
-        for task in self._looking:
-            task.cancel()
+        if self._looking:
+            self._looking.cancel()
 
 
 def join_address(host: str, port: int) -> str:
@@ -86,8 +85,7 @@ async def start(
     check_free(bind, port)
     security.check_bind(bind, "this server")
     counts = limit_counts or LimitCounts()
-    guard = ConnectionGuard(limits, counts)
-    calls = CallLimits(limits, counts, guard)
+    calls = CallLimits(limits, counts)
     server = new_server([calls, authorization, MalformedRequests()], max_request_bytes, limits.server_options)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -104,9 +102,8 @@ async def start(
     for name in ("", *names):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     host = socket.gethostname() if bind in _WILDCARDS else bind
-    looks = [guard.run(bound), *([authorization.streams.run()] if security.authenticates else [])]
-    tasks = tuple(map(asyncio.get_running_loop().create_task, looks))
-    return RunningServer(join_address(host, bound), bound, server, servicer, tasks)
+    looking = asyncio.create_task(authorization.streams.run()) if security.authenticates else None
+    return RunningServer(join_address(host, bound), bound, server, servicer, looking)
 
 
 def _raise_descriptors() -> None:

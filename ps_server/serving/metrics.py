@@ -25,8 +25,7 @@ SERVER = Catalogue("server")
 
 REFUSALS = SERVER.counter(
     "limit_refusals_total",
-    "What a limit of the server has refused or closed, by the limit's name in docs/deploy.md: connections, "
-    "peer_connections (of one host), handshakes and handshake_time (before the first call), calls, peer_calls, "
+    "What a limit of the server has refused or closed, by the limit's name in docs/deploy.md: calls, peer_calls, "
     "metadata, first_message, feeds, peer_feeds, answers, uploads, side_handshakes, token_time; of the job: models, "
     "variables, slices, tables, buckets, model_bytes, names.",
     "limit",

@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
-from ps_server.limits import CALLS, CONNECTIONS, LIMITS, PEER_CALLS, LimitCounts, ServerLimits, SharedLimit, host_of
-from ps_server.serving import connections, grpc_server
+from ps_server.limits import CALLS, LIMITS, PEER_CALLS, LimitCounts, ServerLimits, SharedLimit, host_of
+from ps_server.serving import grpc_server
 from ps_server.serving.metrics import REFUSALS, read_limits
 from tests.support.loops import LoopThread
 from tests.support.shards import wait_until
@@ -218,24 +218,14 @@ def _alone(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)))
 
 
-def test_one_connection_too_many_is_closed_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.02)
+def test_one_connection_too_many_is_closed_and_the_others_go_on():
     with serving(ServerLimits(max_connections=2)) as server, ExitStack() as stack:
-        channels = [stack.enter_context(_alone(server.address)) for _ in range(3)]
-        held = []
-        for channel in channels:
-            held.append(call(channel, "unary_unary"))
-            # Seen, so that the order in which they came is known.
-            seen = len(held)
-            wait_until(
-                lambda seen=seen: server.counts.held[CONNECTIONS][1] >= seen or server.counts.counts[CONNECTIONS]
-            )
-        with pytest.raises(grpc.RpcError) as error:
-            answer(held[2])
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        wait_until(lambda: server.counts.counts[CONNECTIONS] == 1)
+        first, second, third = (stack.enter_context(_alone(server.address)) for _ in range(3))
+        held = [call(first, "unary_unary"), call(second, "unary_unary")]
+        wait_until(lambda: server.handler.begun == 2)
+        assert isinstance(refused(call(third, "unary_unary")), Unavailable)
         server.release()
-        assert [answer(each) for each in held[:2]] == [b"done"] * 2
+        assert [answer(each) for each in held] == [b"done"] * 2
 
 
 def test_headers_above_the_limit_are_refused_unread():

@@ -25,7 +25,6 @@ from ps_protocol.v1 import shard_pb2_grpc
 from ps_server import limits as names
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.limits import LIMITS, JobLimits, LimitCounts, ServerLimits, ShardLimits
-from ps_server.serving import connections
 from ps_server.serving.metrics import read_limits
 from ps_server.shard import byte_budget
 from ps_server.shard.config import SideChannelConfig
@@ -38,10 +37,7 @@ from tests.support.tables import array, get_rows, spec_with, start_with, table_s
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Looks at connections are frequent, and what waits for room does not wait for long."""
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.02)
-    # gRPC's own limit, which counts nothing, stays out of the way of a busy machine.
-    monkeypatch.setattr(names, "HANDSHAKE_RESERVE_SECONDS", 100.0)
+    """What waits for room does not wait for long."""
     monkeypatch.setattr(byte_budget, "PATIENCE_SECONDS", dict.fromkeys(byte_budget.PATIENCE_SECONDS, 0.1))
 
 
@@ -52,7 +48,7 @@ def counted(counts: LimitCounts, limit: str) -> None:
     assert samples[0].value >= 1
 
 
-# Connections and calls: a server of calls that wait.
+# Calls: a server of calls that wait.
 
 
 @contextmanager
@@ -80,59 +76,6 @@ def closed(connection: socket.socket) -> bool:
         pass
     connection.close()
     return True
-
-
-def ended(connection: socket.socket) -> bool:
-    """Whether the server has closed it by now; what it has sent is read."""
-    try:
-        return connection.recv(4096, socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
-
-
-def too_many_connections(limit: str, **limits: float) -> None:
-    """The newest is closed; those before it go on."""
-    with calling(**limits) as (server, connected):
-        server.release()
-        kept = connected()
-        assert answered(kept)
-        stranger = socket.create_connection(("127.0.0.1", server.running.port))
-        assert closed(stranger)
-        counted(server.counts, limit)
-        assert answered(kept)
-
-
-def hit_connections() -> None:
-    too_many_connections(names.CONNECTIONS, max_connections=1)
-
-
-def hit_peer_connections() -> None:
-    too_many_connections(names.PEER_CONNECTIONS, max_peer_connections=1)
-
-
-def hit_handshakes() -> None:
-    with calling(max_handshakes=2) as (server, connected):
-        server.release()
-        kept = connected()
-        assert answered(kept)
-        strangers = [socket.create_connection(("127.0.0.1", server.running.port)) for _ in range(3)]
-        wait_until(lambda: any(map(ended, strangers)))
-        counted(server.counts, names.HANDSHAKES)
-        assert answered(kept)
-        for each in strangers:
-            each.close()
-
-
-def hit_handshake_time() -> None:
-    with calling(handshake_seconds=1.0) as (server, connected):
-        server.release()
-        kept = connected()
-        assert answered(kept)
-        assert closed(socket.create_connection(("127.0.0.1", server.running.port)))
-        counted(server.counts, names.HANDSHAKE_TIME)
-        assert answered(kept)
 
 
 def hit_calls() -> None:
