@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.errors import Retryable
 from ps_protocol.model.spec import ShardMap
-from ps_server.checkpoint.folder.directory import latest
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.directory import latest
 from simulation.judge import Judge
 from simulation.observers.checkpoints import tell_of_checkpoint
 from simulation.observers.subjects import Subjects

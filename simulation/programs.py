@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.errors import Fenced, NotReady, PlaceTaken, PsError, StateLost, StorageFull, Unavailable
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
 from ps_server.coordinator import main as coordinator

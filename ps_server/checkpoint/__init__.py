@@ -1,5 +1,7 @@
 """Checkpoints of a whole job: shards write their parts, one process commits the manifest, any shards read them back.
 
-``format`` says what the files hold, ``folder`` how folders are numbered and opened; ``write``, ``read`` and ``export``
-are the three things done with them. Only what handles rows or values imports torch.
+``manifest``, ``record``, ``file_plan`` and ``table_columns`` define what the files hold, ``validation`` checks what is
+read; ``directory`` numbers checkpoints, ``files`` writes and opens their files. Shards write with ``model_writer`` and
+``table_writer``, the coordinator with ``commit``; ``checkpoint``, ``model_reader`` and ``table_reader`` read, and
+``export`` writes files for other tools. Only what handles rows or values imports torch.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ps_protocol.logs import EventLogger
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.coordinator import times
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.exchanges.exchanges import Exchanges

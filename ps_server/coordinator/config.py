@@ -15,8 +15,8 @@ from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.logs import EventLogger
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.checkpoint.folder.directory import latest
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.directory import latest
 from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config
 from ps_server.cli.options.mode import ModeOptions
 from ps_server.coordinator.elasticity.engines.base import WorkerEngine

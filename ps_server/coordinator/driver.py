@@ -29,7 +29,7 @@ from ps_protocol.errors import PlaceTaken, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.coordinator.beginning import begin
 from ps_server.coordinator.changes import StateChange
 from ps_server.coordinator.counters import CoordinatorCounters

@@ -22,7 +22,7 @@ from ps_protocol.model.spec import Mode
 from ps_protocol.security.expiry import ExpiryWatch
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
-from ps_server.checkpoint.folder.files import check_writable
+from ps_server.checkpoint.files import check_writable
 from ps_server.cli.options import common
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.mode import MODES, ModeOptions

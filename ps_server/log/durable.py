@@ -21,8 +21,7 @@ from ps_server.log.head import HeadFile, LogHead
 from ps_server.log.messages import EntryWriter
 from ps_server.log.record import Header, copy_record, encode_record, record_bytes, write_at
 from ps_server.log.scan import End
-from ps_server.log.segment_size import FEWEST_SEGMENTS, require_space, segment_bytes_for
-from ps_server.log.segments import LogSegment, SegmentFolder
+from ps_server.log.segments import FEWEST_SEGMENTS, LogSegment, SegmentFolder, require_space, segment_bytes_for
 
 PRESSED_SECONDS = 5.0
 """How long a push waits for a snapshot before it is refused, to be tried again."""

@@ -15,11 +15,10 @@ from ps_protocol.errors import DamagedData
 from ps_protocol.logs import EventLogger
 from ps_server.log.folder import DataFolder
 from ps_server.log.head import REMEDY, HeadFile, LogHead
-from ps_server.log.manifest import ModelPart
 from ps_server.log.record import END_BYTES, HEADER_BYTES
 from ps_server.log.scan import End, Record, Scan
 from ps_server.log.segments import LogSegment, SegmentFolder
-from ps_server.log.snapshots import Snapshot, let_log_go_on, newest_snapshot
+from ps_server.log.snapshots import ModelPart, Snapshot, let_log_go_on, newest_snapshot
 from ps_server.optimizers.state import StateEntry
 from ps_server.optimizers.state_bytes import read_state
 from ps_server.state.apply import Replay

@@ -20,7 +20,7 @@ from ps_protocol.model.tables import Ids
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import FEED_REPLIES
 from ps_server.limits import FEEDS, PEER_FEEDS, SharedLimit, host_of
-from ps_server.log.row_messages import bytes_of
+from ps_server.log.messages import bytes_of
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel

@@ -17,7 +17,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.checkpoint.folder.files import check_writable
+from ps_server.checkpoint.files import check_writable
 from ps_server.cli.options.common import OWN_DESCRIPTORS, check_descriptors, check_ready_file
 from ps_server.cli.options.storage import Durability, StorageConfig, StorageOptions
 from ps_server.failpoints import ENVIRONMENT, Failpoints

@@ -9,7 +9,7 @@ from ps_protocol.errors import InternalError
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_protocol.tracing.tracer import Tracer
-from ps_server.checkpoint.folder.roots import CheckpointRoots
+from ps_server.checkpoint.directory import CheckpointRoots
 from ps_server.failpoints import Failpoints
 from ps_server.limits import LimitCounts, ShardLimits
 from ps_server.log.entries import Entry, MemoryLog, UpdateLog

@@ -14,10 +14,10 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ModelSpec, ShardMap
 from ps_protocol.wire.convert.model import SHARD_MAP
 from ps_server import tables
-from ps_server.checkpoint.format.validation import whole_number
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.model_reader import read_state, read_values
-from ps_server.checkpoint.read.table_reader import saved_table
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.model_reader import read_state, read_values
+from ps_server.checkpoint.table_reader import saved_table
+from ps_server.checkpoint.validation import whole_number
 from ps_server.consistency import TrackerState
 from ps_server.log.entries import BucketsPut, Placed, Resharded
 from ps_server.optimizers.state import StateEntry

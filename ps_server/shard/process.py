@@ -24,7 +24,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.times import END_SECONDS, REPEATED_CALL_SECONDS
 from ps_protocol.tracing.settings import make_tracer
-from ps_server.checkpoint.folder.roots import CheckpointRoots
+from ps_server.checkpoint.directory import CheckpointRoots
 from ps_server.limits import LimitCounts
 from ps_server.serving import grpc_server
 from ps_server.serving.authorization import Authorization

@@ -19,11 +19,10 @@ from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.errors import ConfigError, InvalidRequest, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.times import QUIESCE_SECONDS
-from ps_server.checkpoint.format.manifest import read_seal
-from ps_server.checkpoint.format.record import ShardPart
-from ps_server.checkpoint.format.table_part import Base, Mark
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.write.model_writer import write_part
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.manifest import read_seal
+from ps_server.checkpoint.model_writer import write_part
+from ps_server.checkpoint.record import Base, Mark, ShardPart
 from ps_server.consistency import TrackerState, WorkerKey
 from ps_server.shard import times
 from ps_server.shard.placing import restore
@@ -31,7 +30,7 @@ from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 
 if TYPE_CHECKING:
-    from ps_server.checkpoint.write.table_copy import TableCapture
+    from ps_server.checkpoint.table_copy import TableCapture
     from ps_server.tables.table import ShardTable
 
 logger = EventLogger(__name__)
@@ -169,7 +168,7 @@ class Quiescence:
         """
         if not model.tables:
             return {}
-        from ps_server.checkpoint.write.table_copy import TableCapture  # Compiled code: not for shards without tables.
+        from ps_server.checkpoint.table_copy import TableCapture  # Compiled code: not for shards without tables.
 
         copies = await model.rows.read(lambda tables: {each: TableCapture(each, bases.get(each)) for each in tables})
 

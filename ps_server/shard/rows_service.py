@@ -22,7 +22,7 @@ from ps_protocol.wire.chunks import LOAD_ROWS_REQUESTS, SAVE_BUCKETS_REPLIES, Ch
 from ps_protocol.wire.convert.shard import BUCKET_HEADER
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
 from ps_server.log.entries import RowsLoaded
-from ps_server.log.row_messages import bytes_of
+from ps_server.log.messages import bytes_of
 from ps_server.shard import times
 from ps_server.shard.access import Fence
 from ps_server.shard.byte_budget import READERS

@@ -27,7 +27,7 @@ from ps_protocol.wire.chunks import SAVE_REPLIES
 from ps_protocol.wire.convert import model as convert_model
 from ps_protocol.wire.convert.shard import MODEL_STATUS, POSITION, STATE_HEADER
 from ps_protocol.wire.convert.step import request_from_bytes
-from ps_server.checkpoint.format.messages import part_to_pb
+from ps_server.checkpoint.messages import part_to_pb
 from ps_server.consistency import WorkerKey
 from ps_server.consistency.messages import position_from_pb, pushes_to_pb, worker_from_pb
 from ps_server.optimizers.state_bytes import describe, tensor_bytes

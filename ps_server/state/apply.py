@@ -7,8 +7,7 @@ from collections.abc import Collection
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import ShardMap
-from ps_server.log.messages import LoggedRecord
-from ps_server.log.row_messages import apply_rows
+from ps_server.log.messages import LoggedRecord, apply_rows
 from ps_server.optimizers.undo import StepSkipped
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.reshard import resharded

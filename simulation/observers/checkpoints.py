@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from ps_protocol.model.spec import Slice
-from ps_server.checkpoint.format.record import ModelRecord
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.source import opened
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.record import ModelRecord
+from ps_server.checkpoint.source import opened
 from ps_server.consistency import TrackerState
 from simulation.checkpoint_judge import SavedPart
 from simulation.loads import Load, Piece
@@ -96,7 +96,7 @@ def _rows(subjects: Subjects, checkpoint: Checkpoint, model: ModelRecord) -> dic
     found: dict[int, dict[int, float]] = {}
     spec = model.shard_map.spec
     for table, owners in zip(spec.tables, model.shard_map.tables, strict=True):
-        from ps_server.checkpoint.read.table_reader import saved_table  # Compiled code: not for runs without tables.
+        from ps_server.checkpoint.table_reader import saved_table  # Compiled code: not for runs without tables.
 
         with saved_table(checkpoint, spec.name, table.name) as saved:
             for bucket, shard in enumerate(owners):

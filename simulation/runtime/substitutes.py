@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from ps_protocol.times import END_SECONDS
-from ps_server.log import record, segment_size
+from ps_server.log import record, segments
 from ps_server.serving import grpc_server
 from ps_server.shard import resharding
 from ps_server.shard import times as shard_times
@@ -53,7 +53,7 @@ _PERIODS: Sequence[tuple[ModuleType, str, float]] = (
 _SMALL_LOGS: Sequence[tuple[ModuleType, str, float]] = (
     (record, "MESSAGE_BYTES", 3 << 10),
     (resharding, "_MESSAGE_BYTES", 3 << 10),
-    (segment_size, "_SMALLEST_SEGMENT_BYTES", 4 << 10),
+    (segments, "_SMALLEST_SEGMENT_BYTES", 4 << 10),
 )
 """What a log sets aside for a message, and its smallest file: a log of some kilobytes holds some twenty records."""
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.optimizers import SHAPED
 from ps_protocol.model.spec import DType, Kind, ModelSpec, Options, ShardMap, Variable
-from ps_server.checkpoint.folder.directory import begin
-from ps_server.checkpoint.format.record import ShardPart
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.model_reader import read_state, read_values
-from ps_server.checkpoint.write.commit import commit
-from ps_server.checkpoint.write.model_writer import write_part
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.commit import commit
+from ps_server.checkpoint.directory import begin
+from ps_server.checkpoint.model_reader import read_state, read_values
+from ps_server.checkpoint.model_writer import write_part
+from ps_server.checkpoint.record import ShardPart
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, PartitionRule, place
 from ps_server.state.region import Region, torch_dtype
 from tests.optimizers.models import Shard

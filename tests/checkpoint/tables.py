@@ -13,13 +13,13 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.spec import ModelSpec, ShardMap
 from ps_protocol.model.tables import Ids, RowInit, RowLife, TableSpec
-from ps_server.checkpoint.folder.directory import begin
-from ps_server.checkpoint.format.messages import part_from_pb, part_to_pb
-from ps_server.checkpoint.format.record import ShardPart
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.write.commit import commit
-from ps_server.checkpoint.write.model_writer import write_part
-from ps_server.checkpoint.write.table_copy import TableCapture
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.commit import commit
+from ps_server.checkpoint.directory import begin
+from ps_server.checkpoint.messages import part_from_pb, part_to_pb
+from ps_server.checkpoint.model_writer import write_part
+from ps_server.checkpoint.record import ShardPart
+from ps_server.checkpoint.table_copy import TableCapture
 from ps_server.consistency import TrackerState
 from ps_server.shard.placing import batches
 from ps_server.shard.quiesce import CheckpointBases

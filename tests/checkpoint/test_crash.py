@@ -10,11 +10,11 @@ import pytest
 from safetensors.torch import load_file
 
 from ps_protocol.errors import ConfigError, StorageFull
-from ps_server.checkpoint.export.models import export
-from ps_server.checkpoint.folder.directory import begin, committed, discard, latest, prune
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.write.commit import commit
-from ps_server.checkpoint.write.model_writer import write_part
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.commit import commit
+from ps_server.checkpoint.directory import begin, committed, discard, latest, prune
+from ps_server.checkpoint.export import export
+from ps_server.checkpoint.model_writer import write_part
 
 from .faults import Unsynced, counted, dies_at, full_at, growing, watched
 from .support import Job, same_bits, shard_map_of, small_spec

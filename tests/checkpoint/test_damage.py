@@ -14,9 +14,9 @@ from ps_protocol.errors import ConfigError, DamagedData
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, Variable
 from ps_protocol.sealed import sealed
-from ps_server.checkpoint.export.models import export
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.model_reader import read_state, read_values
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.export import export
+from ps_server.checkpoint.model_reader import read_state, read_values
 from ps_server.state.region import Region
 from tests.support.length import examples
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_server.checkpoint.folder.directory import begin, committed, discard, latest, prune
-from ps_server.checkpoint.write.commit import commit
+from ps_server.checkpoint.commit import commit
+from ps_server.checkpoint.directory import begin, committed, discard, latest, prune
 
 from .support import Job, shard_map_of, small_spec
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from ps_protocol.errors import ConfigError, ModelMismatch
 from ps_protocol.model.spec import DType, Variable
-from ps_server.checkpoint.export.models import export
+from ps_server.checkpoint.export import export
 
 from .support import Job, same_bits, shard_map_of, small_spec, spec_of
 

@@ -14,10 +14,9 @@ from safetensors.torch import load
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import DType, ModelSpec, Variable
-from ps_server.checkpoint.folder.directory import begin
-from ps_server.checkpoint.format.file_plan import ValueFiles, model_folder
-from ps_server.checkpoint.format.tensor_header import FileForm, TensorForm
-from ps_server.checkpoint.write.commit import commit
+from ps_server.checkpoint.commit import commit
+from ps_server.checkpoint.directory import begin
+from ps_server.checkpoint.file_plan import FileForm, TensorForm, ValueFiles, model_folder
 from ps_server.state.region import torch_dtype
 from tests.support.length import examples
 

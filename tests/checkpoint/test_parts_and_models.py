@@ -12,13 +12,13 @@ import torch
 from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, Kind, ModelSpec, Variable
-from ps_server.checkpoint.folder.directory import begin, committed
-from ps_server.checkpoint.format.messages import part_from_pb, part_to_pb
-from ps_server.checkpoint.format.record import ShardPart
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.model_reader import read_state, read_values
-from ps_server.checkpoint.write.commit import commit
-from ps_server.checkpoint.write.model_writer import write_part
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.commit import commit
+from ps_server.checkpoint.directory import begin, committed
+from ps_server.checkpoint.messages import part_from_pb, part_to_pb
+from ps_server.checkpoint.model_reader import read_state, read_values
+from ps_server.checkpoint.model_writer import write_part
+from ps_server.checkpoint.record import ShardPart
 from ps_server.consistency import TrackerState
 from ps_server.optimizers.state import StateKey
 from ps_server.state.region import Region

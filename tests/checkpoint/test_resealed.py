@@ -17,8 +17,8 @@ import pytest
 from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest, ModelMismatch
 from ps_protocol.model.layout import Layout
 from ps_protocol.sealed import SEAL_BYTES, sealed
-from ps_server.checkpoint.folder.files import MANIFEST_NAME
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.files import MANIFEST_NAME
 from ps_server.consistency import TrackerState
 from ps_server.shard.placing import batches, saved_tracker
 
@@ -157,7 +157,7 @@ def test_a_checkpoint_that_goes_on_from_itself_is_damaged(rows: Path, monkeypatc
     for part in body["models"]["model"]["tables"]:
         if part["base"]:
             part["base"]["folder"] = rows.name
-    monkeypatch.setattr("ps_server.checkpoint.read.checkpoint.read_seal", lambda folder: part_seal(body))
+    monkeypatch.setattr("ps_server.checkpoint.checkpoint.read_seal", lambda folder: part_seal(body))
     try:
         reseal(rows, body)
         with pytest.raises(DamagedData, match="builds on itself"):
@@ -207,11 +207,11 @@ def test_a_manifest_that_is_too_large_is_not_read_and_not_written(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = (dense / MANIFEST_NAME).stat().st_size
-    monkeypatch.setattr("ps_server.checkpoint.format.manifest.MAX_MANIFEST_BYTES", size - 1)
+    monkeypatch.setattr("ps_server.checkpoint.manifest.MAX_MANIFEST_BYTES", size - 1)
     with pytest.raises(DamagedData, match="larger than it can be") as refused:
         Checkpoint.open(dense)
     assert refused.value.actual == f"{size} bytes"
-    monkeypatch.setattr(sys.modules["ps_server.checkpoint.write.commit"], "MAX_MANIFEST_BYTES", 1000)
+    monkeypatch.setattr(sys.modules["ps_server.checkpoint.commit"], "MAX_MANIFEST_BYTES", 1000)
     with pytest.raises(InvalidRequest, match="larger than readers take"):
         Job.of(shard_map_of(DENSE, 2), seed=1).save(tmp_path)
     assert not list(tmp_path.rglob(MANIFEST_NAME))

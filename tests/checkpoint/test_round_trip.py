@@ -15,12 +15,12 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, ModelSpec, Variable
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.checkpoint.folder.directory import begin
-from ps_server.checkpoint.format.messages import part_from_pb, part_to_pb
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.model_reader import read_state, read_values
-from ps_server.checkpoint.write.commit import commit
-from ps_server.checkpoint.write.model_writer import write_part
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.commit import commit
+from ps_server.checkpoint.directory import begin
+from ps_server.checkpoint.messages import part_from_pb, part_to_pb
+from ps_server.checkpoint.model_reader import read_state, read_values
+from ps_server.checkpoint.model_writer import write_part
 from ps_server.consistency import Position, TrackerState
 from ps_server.coordinator.placement.variables import FixedShards, PartitionRule
 from ps_server.state.region import Region

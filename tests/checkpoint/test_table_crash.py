@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ps_server.checkpoint.folder.directory import committed, latest, prune
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.directory import committed, latest, prune
 
 from .faults import Unsynced, counted, dies_at, watched
 from .tables import TableJob, same, table_spec

@@ -13,9 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_server.checkpoint.export.models import export
-from ps_server.checkpoint.export.row_files import RowFile
-from ps_server.checkpoint.export.tables import RowFormat
+from ps_server.checkpoint.export import RowFormat, export
+from ps_server.checkpoint.row_files import RowFile
 
 from .tables import TableJob, table_spec
 

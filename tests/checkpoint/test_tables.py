@@ -15,10 +15,10 @@ from safetensors import safe_open
 from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch
 from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.tables import Eviction, RowLife
-from ps_server.checkpoint.folder.directory import begin, prune
-from ps_server.checkpoint.folder.files import CHECKED_BYTES
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.write.commit import commit
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.commit import commit
+from ps_server.checkpoint.directory import begin, prune
+from ps_server.checkpoint.files import CHECKED_BYTES
 from ps_server.tables.step import RowStep
 from tests.support.length import examples
 

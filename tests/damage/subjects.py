@@ -15,10 +15,10 @@ import numpy as np
 from ps_protocol.errors import DamagedData
 from ps_protocol.feed.cursor import load_cursor, save_cursor
 from ps_protocol.model.layout import Layout
-from ps_server.checkpoint.folder.directory import latest
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.model_reader import read_state, read_values
-from ps_server.checkpoint.read.table_reader import saved_table
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.directory import latest
+from ps_server.checkpoint.model_reader import read_state, read_values
+from ps_server.checkpoint.table_reader import saved_table
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.log.folder import DataFolder
 from ps_server.log.recovery import recover
@@ -38,7 +38,7 @@ from tests.support.table_bits import bits_of
 def small() -> Any:
     """Several segments, blocks and files, also of some bytes."""
     with (
-        mock.patch("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 13),
+        mock.patch("ps_server.log.segments.SEGMENT_BYTES", 1 << 13),
         mock.patch("ps_server.log.record.MESSAGE_BYTES", 1 << 11),
         mock.patch("ps_server.state.blocks.BLOCK_BYTES", 40),
     ):

@@ -13,8 +13,8 @@ from torch.optim import lr_scheduler
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ModelMismatch, NonFiniteGradient, PsError, UnsupportedOptimizer
 from ps_protocol.model.spec import Consistency, Mode
-from ps_server.checkpoint.folder.directory import committed
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.directory import committed
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_worker import Outcome, rows
 from ps_worker.session.session import Session

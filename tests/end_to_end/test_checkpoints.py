@@ -16,9 +16,9 @@ from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch, NotRe
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_server.checkpoint.folder.directory import committed
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.model_reader import read_state, read_values
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.directory import committed
+from ps_server.checkpoint.model_reader import read_state, read_values
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.shard.quiesce import Quiescence
 from ps_worker import Cluster

@@ -11,7 +11,7 @@ import torch
 
 from ps_protocol.errors import ConfigError, ModelMismatch, NotReady, UnsupportedOptimizer
 from ps_protocol.model.spec import Consistency, Mode
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from tests.end_to_end.one_process import Network, alone, joined, loss_of, steps_of, together
 from tests.end_to_end.training import assert_bitwise, assert_close, run_workers

@@ -13,7 +13,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ModelReleased, NotReady, UnknownModel, UnsupportedOptimizer
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import Consistency, Mode
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from tests.end_to_end.training import assert_bitwise, batches, loss_of, net, values
 from tests.end_to_end.training import run_workers as run

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from ps_protocol.errors import ModelMismatch
 from ps_protocol.model.spec import Consistency, Mode
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.psctl.main import main
 from ps_worker import Cluster, rows

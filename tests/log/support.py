@@ -13,9 +13,8 @@ from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.log.durable import DurableLog
 from ps_server.log.entries import AppliedUpdate, Loaded, Placed
 from ps_server.log.folder import DataFolder
-from ps_server.log.manifest import ModelPart
 from ps_server.log.recovery import Recovered, recover
-from ps_server.log.snapshots import SnapshotWriter
+from ps_server.log.snapshots import ModelPart, SnapshotWriter
 from ps_server.state.blocks import blocks_of
 from ps_server.state.region import Region
 from ps_server.state.replica import Step

@@ -12,9 +12,8 @@ from ps_protocol.errors import DamagedData
 from ps_protocol.model.tables import RowLife
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, Placed, RowsDropped, RowsLoaded
-from ps_server.log.manifest import ModelPart
-from ps_server.log.row_messages import apply_rows, describe_buckets
-from ps_server.log.snapshots import SnapshotWriter
+from ps_server.log.messages import apply_rows, describe_buckets
+from ps_server.log.snapshots import ModelPart, SnapshotWriter
 from ps_server.state.blocks import blocks_of
 from ps_server.state.bucket_groups import buckets_of, copy_group
 from ps_server.state.model_state import new_model
@@ -144,7 +143,7 @@ class Writer:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 13)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 13)
     monkeypatch.setattr("ps_server.log.record.MESSAGE_BYTES", 1 << 11)
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
 

@@ -12,7 +12,7 @@ import torch
 
 from ps_protocol.errors import DamagedData
 from ps_protocol.sealed import load, seal
-from ps_server.log import segment_size
+from ps_server.log import segments
 from ps_server.log.folder import DataFolder
 from ps_server.log.record import HEADER_BYTES, decode_header
 from tests.log.support import go_on, layout_of, opened, write_log, write_snapshot
@@ -25,7 +25,7 @@ FILES = ("shard.json", "snapshots/*/manifest.json")
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
-    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1 << 14)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def newest_segment(shard: Path) -> Path:
 @pytest.fixture
 def longer(tmp_path, monkeypatch) -> Path:
     """A shard's folder with a snapshot at record 6, and records after it in several segments."""
-    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4096)
     layout = layout_of((200,))
     write_log(tmp_path, layout, 4)
     write_snapshot(tmp_path)

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.checkpoint.folder.directory import begin
-from ps_server.checkpoint.folder.files import make_folder, write_file
+from ps_server.checkpoint.directory import begin
+from ps_server.checkpoint.files import make_folder, write_file
 from ps_server.cli.launcher.job_folder import JobFolder
 from ps_server.coordinator.persistence.journal import Journal
-from ps_server.log import segment_size
+from ps_server.log import segments
 from ps_server.log.folder import DataFolder
 from tests.log.support import layout_of, write_log, write_snapshot
 
 
 @pytest.fixture(autouse=True)
 def open_umask(monkeypatch):
-    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1 << 14)
     before = os.umask(0o022)
     yield
     os.umask(before)

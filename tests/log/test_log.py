@@ -9,7 +9,8 @@ import shutil
 import pytest
 
 from ps_protocol.errors import ConfigError, DamagedData, StorageFull
-from ps_server.log import reader, segment_size
+from ps_server.log import reader
+from ps_server.log import segments as segment_files
 from ps_server.log.durable import DurableLog
 from ps_server.log.folder import DataFolder
 from ps_server.log.reader import LogReader
@@ -37,7 +38,7 @@ SMALL = ((3, 2), (5,))
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
-    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr(segment_files, "SEGMENT_BYTES", 1 << 14)
 
 
 def offsets(path):
@@ -140,7 +141,7 @@ def test_a_damaged_record_with_others_behind_it_stops_the_shard_naming_segment_a
 
 
 def test_a_missing_segment_stops_the_shard(tmp_path, monkeypatch):
-    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(segment_files, "SEGMENT_BYTES", 4096)
     layout = layout_of((200,))
     write_log(tmp_path, layout, 12)
     _, second, *rest = segments(tmp_path)
@@ -151,7 +152,7 @@ def test_a_missing_segment_stops_the_shard(tmp_path, monkeypatch):
 
 
 def test_a_log_whose_beginning_is_missing_stops_the_shard(tmp_path, monkeypatch):
-    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(segment_files, "SEGMENT_BYTES", 4096)
     write_log(tmp_path, layout_of((200,)), 12)
     segments(tmp_path)[0].unlink()
     with pytest.raises(DamagedData, match="record 1 and those after it are missing"), opened(tmp_path):
@@ -176,7 +177,7 @@ def test_what_an_earlier_life_left_behind_a_cut_is_not_taken_for_new_records(tmp
 
 
 def test_recycled_segments_are_overwritten_and_nothing_old_is_taken_for_new(tmp_path, monkeypatch):
-    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(segment_files, "SEGMENT_BYTES", 4096)
     layout, folder = layout_of((200,)), tmp_path / "shard-0" / "log"
     with opened(tmp_path) as (log, _):
         files = set()
@@ -214,7 +215,7 @@ def test_a_full_disk_refuses_the_reservation_and_takes_it_again_when_there_is_ro
 
 
 def test_what_is_reserved_fits_whatever_its_sizes(tmp_path, monkeypatch):
-    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 1 << 18)
+    monkeypatch.setattr(segment_files, "SEGMENT_BYTES", 1 << 18)
     chance = seeded()
     with opened(tmp_path) as (log, _), LoopThread() as loop:
         written = 0

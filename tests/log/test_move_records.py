@@ -9,7 +9,7 @@ from ps_protocol.errors import DamagedData
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap, Slice
 from ps_server.consistency import ParticipantStatus, Position, TrackerState, WorkerKey
-from ps_server.log import segment_size
+from ps_server.log import segments
 from ps_server.log.entries import Loaded, Placed, Resharded, StagedReshard
 from ps_server.optimizers.state import StateKey
 from tests.log.support import beginning, layout_of, opened, random_region, update
@@ -19,7 +19,7 @@ KNOWN = TrackerState(4, standings=(ParticipantStatus(WorkerKey(0, 1), Position(0
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
-    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1 << 14)
 
 
 def two_shards(on_this: int, epoch: int) -> ShardMap:

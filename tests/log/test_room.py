@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.errors import StorageFull
-from ps_server.log import segment_size
+from ps_server.log import segments
 from ps_server.log.durable import fits
 from ps_server.log.segments import SegmentFolder
 from tests.log.support import layout_of, opened, update
@@ -24,7 +24,7 @@ _ALLOCATE = os.posix_fallocate
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", UNIT)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", UNIT)
 
 
 def always_fits(records: list[int], left: int, spares: list[int]) -> bool:

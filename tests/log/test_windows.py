@@ -8,9 +8,8 @@ from ps_protocol.model.spec import Consistency
 from ps_server.consistency import Tracker
 from ps_server.log.durable import DurableLog
 from ps_server.log.folder import DataFolder
-from ps_server.log.manifest import ModelPart
 from ps_server.log.recovery import recover
-from ps_server.log.snapshots import SnapshotWriter
+from ps_server.log.snapshots import ModelPart, SnapshotWriter
 from ps_server.state.blocks import blocks_of
 from ps_server.state.replica import Replica
 from tests.log.support import beginning, layout_of, update
@@ -58,7 +57,7 @@ class Shard:
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 14)
 
 
 def test_a_shard_killed_in_its_first_snapshot_starts_over(tmp_path):

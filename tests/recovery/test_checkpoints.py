@@ -10,8 +10,8 @@ import pytest
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.errors import Unavailable
-from ps_server.checkpoint.folder.directory import committed
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.directory import committed
 from tests.recovery.inside import STOPS_AT
 from tests.recovery.reference import Undisturbed, replayed
 from tests.recovery.scripts import STEPS

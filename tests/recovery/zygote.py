@@ -239,14 +239,14 @@ def _imported() -> Programs:
     import ps_server.coordinator.main
     import ps_server.shard.main
     from ps_server import tables
-    from ps_server.log import segment_size
+    from ps_server.log import segments
     from ps_server.shard import times
     from tests.cli import forked
     from tests.recovery import reference, scripts
     from tests.support.tables import table_spec
 
     # Several segments, also of a model of some bytes.
-    segment_size.SEGMENT_BYTES = 1 << 18
+    segments.SEGMENT_BYTES = 1 << 18
     # Rows go all the time; more often, and idle shards would cost more than those that train.
     times.EXPIRY_SECONDS = 0.05
     # torch imports a great deal at an optimizer's first step.

@@ -26,7 +26,7 @@ PLACES = [0, 0, 1, 1, 0]
 def small(monkeypatch):
     """Several blocks, segments and snapshots, also of a model of some bytes."""
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 18)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
     monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
 
 

@@ -25,7 +25,7 @@ from ps_protocol.rpc.channel import SHARD_KEY
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import common_pb2, shard_pb2, shard_pb2_grpc
 from ps_protocol.wire.convert.errors import from_detail
-from ps_server.checkpoint.folder.roots import CheckpointRoots
+from ps_server.checkpoint.directory import CheckpointRoots
 from ps_server.cli.options.storage import StorageConfig
 from ps_server.failpoints import Failpoints
 from ps_server.limits import LimitCounts, ShardLimits

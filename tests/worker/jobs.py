@@ -17,7 +17,7 @@ from ps_protocol.security.expiry import ExpiryWatch
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF
 from ps_server.certs import CertificateFolder
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.access import CoordinatorAccess
 from ps_server.coordinator.driver import Driver

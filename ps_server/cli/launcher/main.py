@@ -18,7 +18,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.files import OwnFolder
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
-from ps_server.checkpoint.folder.files import check_writable
+from ps_server.checkpoint.files import check_writable
 from ps_server.cli.launcher.benchmark import JobCommand
 from ps_server.cli.launcher.hosts.job import HostsOptions, hosts_options, run_on_hosts, script_on_hosts, workers_of
 from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder, JobTrace, lineage_of, make_log_folder

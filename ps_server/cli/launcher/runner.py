@@ -364,7 +364,7 @@ class Runner:
 def _newest_checkpoint(directory: Path | None) -> Path | None:
     if directory is None:
         return None
-    from ps_server.checkpoint.folder.directory import latest  # what reads checkpoints takes its time to import
+    from ps_server.checkpoint.directory import latest  # what reads checkpoints takes its time to import
 
     return latest(directory)
 

@@ -11,9 +11,9 @@ import click
 
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.security.settings import VARIABLES, SecuritySettings
-from ps_server.checkpoint.export.models import export as export_model
-from ps_server.checkpoint.export.tables import RowFormat
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.export import RowFormat
+from ps_server.checkpoint.export import export as export_model
 from ps_server.cli.options.common import LEVEL_VARIABLE, clean_errors, format_option, run_program, version_option
 from ps_server.cli.options.mode import MODES, ModeOptions
 from ps_server.cli.options.security import security_options

@@ -41,7 +41,7 @@ def import_rows(
     as_json: bool,
 ) -> None:
     """Write rows from files."""
-    from ps_server.checkpoint.export.row_files import RowFile
+    from ps_server.checkpoint.row_files import RowFile
 
     with connected(coordinator) as job, job.row_loader(table, model) as loader:
         opened = [RowFile(path, loader.spec, with_state=not values_only) for path in files]

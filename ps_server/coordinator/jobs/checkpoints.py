@@ -15,8 +15,8 @@ from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.times import CALL_SECONDS
-from ps_server.checkpoint.folder.directory import begin, committed, discard, latest, prune
-from ps_server.checkpoint.write.commit import commit
+from ps_server.checkpoint.commit import commit
+from ps_server.checkpoint.directory import begin, committed, discard, latest, prune
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver

@@ -19,8 +19,8 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from ps_protocol.wire.convert.model import SHARD_MAP
 from ps_protocol.wire.convert.shard import POSITION, ShardKey, model_status_from_pb
-from ps_server.checkpoint.format.messages import part_from_pb
-from ps_server.checkpoint.format.record import ShardPart
+from ps_server.checkpoint.messages import part_from_pb
+from ps_server.checkpoint.record import ShardPart
 
 
 class ShardControl:

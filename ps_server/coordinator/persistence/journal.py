@@ -13,9 +13,7 @@ from typing import Self
 from ps_protocol.errors import ConfigError, DamagedData, Unavailable
 from ps_protocol.files import make_private_file, make_private_folder, open_private
 from ps_protocol.logs import EventLogger
-from ps_server.coordinator.persistence import witness
-from ps_server.coordinator.persistence.lineage import Lineage, digest_of, sum_of
-from ps_server.coordinator.persistence.witness import Witness, WitnessRecord
+from ps_server.coordinator.persistence.lineage import WITNESS_NAME, Lineage, Witness, WitnessRecord, digest_of, sum_of
 
 logger = EventLogger(__name__)
 
@@ -56,7 +54,7 @@ class Journal:
         """Use ``Journal.open``. ``loss``: missing commits are accepted."""
         self.path = path
         self._connection = connection
-        self._witness = Witness(path.with_name(witness.FILE_NAME))
+        self._witness = Witness(path.with_name(WITNESS_NAME))
         self._lineage = Lineage.decode(rows[_LINEAGE]) if _LINEAGE in rows else Lineage.new()
         self._digests = {key: digest_of(key, value) for key, value in rows.items() if key != _LINEAGE}
         self._begun = False
@@ -72,7 +70,7 @@ class Journal:
         """
         path = folder / FILE_NAME
         try:
-            noted = None if accept_older else Witness(folder / witness.FILE_NAME).read()
+            noted = None if accept_older else Witness(folder / WITNESS_NAME).read()
             make_private_folder(folder)
             _check_there(path, noted)
             # The other files of SQLite get the mode of this one.

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from ps_protocol.errors import DamagedData
 from ps_protocol.model.spec import ShardMap
-from ps_server.checkpoint.format.validation import whole_number
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.validation import whole_number
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.placement.variables import as_before
 

@@ -18,10 +18,9 @@ from ps_protocol.model.layout import Layout
 from ps_server.cli.options.storage import SnapshotRule
 from ps_server.log.durable import DurableLog, Saved
 from ps_server.log.folder import DataFolder
-from ps_server.log.manifest import ModelPart
-from ps_server.log.row_messages import describe_buckets
-from ps_server.log.segment_size import FEWEST_SEGMENTS
-from ps_server.log.snapshots import SnapshotWriter
+from ps_server.log.messages import describe_buckets
+from ps_server.log.segments import FEWEST_SEGMENTS
+from ps_server.log.snapshots import ModelPart, SnapshotWriter
 from ps_server.optimizers.state import StateEntry
 from ps_server.shard import times
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor

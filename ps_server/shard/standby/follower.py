@@ -22,11 +22,10 @@ from ps_protocol.wire.chunks import FOLLOW_REPLIES, ChunkReceiver
 from ps_protocol.wire.convert import model as convert_model
 from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_server.consistency.messages import pushes_from_pb
-from ps_server.log.manifest import ModelPart
 from ps_server.log.reader import RecordParser
 from ps_server.log.record import Header
 from ps_server.log.recovery import recover
-from ps_server.log.snapshots import SnapshotWriter
+from ps_server.log.snapshots import ModelPart, SnapshotWriter
 from ps_server.shard.durability.snapshotter import PassiveReplica
 from ps_server.shard.durability.storage import Storage
 from ps_server.shard.execution.executor import ShardExecutor

@@ -28,8 +28,8 @@ from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_protocol.wire.frames import encode_chunk
 from ps_server.consistency.messages import pushes_to_pb
 from ps_server.log.durable import DurableLog
+from ps_server.log.messages import describe_buckets
 from ps_server.log.reader import LogReader
-from ps_server.log.row_messages import describe_buckets
 from ps_server.optimizers.state_bytes import describe, tensor_bytes
 from ps_server.serving.authorization import check_member
 from ps_server.shard.durability.replication import Replication, Tell

@@ -22,7 +22,7 @@ from ps_server import tables as row_tables
 from ps_server.consistency import FAILED, PushInfo, Tracker, WorkerKey
 from ps_server.failpoints import Failpoints
 from ps_server.log.entries import AppliedUpdate, Loaded, RowsDropped, RowsEntry, UpdateLog
-from ps_server.log.row_messages import apply_rows
+from ps_server.log.messages import apply_rows
 from ps_server.optimizers.combine import assign_buffers, average, average_buffers, shares
 from ps_server.optimizers.state import StateEntry
 from ps_server.optimizers.undo import StepSkipped, require_counters

@@ -28,7 +28,7 @@ from ps_server.consistency import (
 )
 from ps_server.failpoints import Failpoints
 from ps_server.log.entries import StagedReshard, UpdateLog
-from ps_server.log.manifest import ModelPart
+from ps_server.log.snapshots import ModelPart
 from ps_server.optimizers.state import StateEntry
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.execution.executor import ShardExecutor

@@ -12,7 +12,7 @@ import numpy as np
 from ps_protocol.model.tables import Ids
 from ps_server.consistency import WorkerKey
 from ps_server.log.entries import RowsEntry
-from ps_server.log.row_messages import bytes_of
+from ps_server.log.messages import bytes_of
 from ps_server.shard.step.applier import EXPIRY_BYTES, Applier
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.pushed_rows import WantedRows

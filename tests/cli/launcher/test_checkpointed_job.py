@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from ps_server.checkpoint.folder.directory import committed
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.directory import committed
 from tests.cli.launcher.training import HALF, STEPS, UNDISTURBED
 
 SAVED = ("--checkpoint-dir", "saved")

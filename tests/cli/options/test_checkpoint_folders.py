@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from ps_protocol.errors import ConfigError, StorageFull
-from ps_server.checkpoint.folder import files
-from ps_server.checkpoint.folder.files import check_writable
+from ps_server.checkpoint import files
+from ps_server.checkpoint.files import check_writable
 from ps_server.coordinator import main as coordinator
 from ps_server.shard import main as shard
 

@@ -9,8 +9,8 @@ import pytest
 
 from ps_protocol.errors import ConfigError, DamagedData
 from ps_server.coordinator.persistence import journal as journals
-from ps_server.coordinator.persistence import witness
 from ps_server.coordinator.persistence.journal import FILE_NAME, Journal
+from ps_server.coordinator.persistence.lineage import WITNESS_NAME
 from tests.support.seeds import drawn_seed
 
 WAL = FILE_NAME + "-wal"
@@ -133,16 +133,16 @@ def test_a_row_that_vanished_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_lost_witness_costs_nothing_and_is_made_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / witness.FILE_NAME).unlink()
+    (folder / WITNESS_NAME).unlink()
     with Journal.open(folder) as journal:
         assert journal.read() == LAST
         journal.write({"a": b"later"})
     assert "knows the last commit" in caplog.text
-    assert (folder / witness.FILE_NAME).exists()
+    assert (folder / WITNESS_NAME).exists()
 
 
 def test_a_witness_that_nobody_can_read_is_named(folder: Path) -> None:
-    (folder / witness.FILE_NAME).write_bytes(bytes(1024))
+    (folder / WITNESS_NAME).write_bytes(bytes(1024))
     with pytest.raises(DamagedData, match=r"coordinator\.commit.*remove this file"):
         read(folder)
 
@@ -150,7 +150,7 @@ def test_a_witness_that_nobody_can_read_is_named(folder: Path) -> None:
 def test_a_witness_of_another_journal_is_refused(folder: Path, tmp_path: Path) -> None:
     with Journal.open(tmp_path / "other") as other:
         other.write({"a": b"1"})
-    shutil.copy(tmp_path / "other" / witness.FILE_NAME, folder)
+    shutil.copy(tmp_path / "other" / WITNESS_NAME, folder)
     with pytest.raises(DamagedData, match="another journal"):
         read(folder)
 
@@ -161,7 +161,7 @@ def test_what_is_missing_may_be_accepted_and_is_forgotten_then(folder: Path) -> 
         shutil.copytree(folder, folder.parent / "copy")
         journal.write({"a": b"lost"})
         lost = journal.mark
-    shutil.copy(folder / witness.FILE_NAME, folder.parent / "copy")
+    shutil.copy(folder / WITNESS_NAME, folder.parent / "copy")
     copy = folder.parent / "copy"
     with pytest.raises(DamagedData, match="older"):
         read(copy)

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from ps_protocol.cluster.view import Role
 from ps_protocol.model.spec import Consistency, Mode
-from ps_server.checkpoint.folder.directory import committed
-from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.directory import committed
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.shard import main as shard_main
 from ps_server.shard.config import ShardConfig

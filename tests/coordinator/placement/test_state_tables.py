@@ -10,10 +10,9 @@ from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.errors import InvalidRequest, ModelMismatch, PsError, UnsupportedOptimizer
 from ps_protocol.model.spec import ModelSpec, ShardMap
 from ps_protocol.model.tables import Eviction, RowInit, RowLife
-from ps_server.checkpoint.format.manifest import Manifest
-from ps_server.checkpoint.format.record import ModelRecord
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.match import check_same_model
+from ps_server.checkpoint.checkpoint import Checkpoint, check_same_model
+from ps_server.checkpoint.manifest import Manifest
+from ps_server.checkpoint.record import ModelRecord
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.settings import ClusterSettings

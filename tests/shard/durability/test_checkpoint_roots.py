@@ -10,7 +10,7 @@ import pytest
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.checkpoint.folder.roots import CheckpointRoots
+from ps_server.checkpoint.directory import CheckpointRoots
 from tests.support.shards import TestShard, coordinator_stub, error_of, running_shard, start
 
 

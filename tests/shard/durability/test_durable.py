@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("disk")
 def small(monkeypatch):
     """Several blocks, segments and snapshots, also of a model of some bytes."""
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 18)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
     monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
 
 
@@ -69,7 +69,7 @@ def test_a_killed_shard_comes_back_bit_for_bit(tmp_path, optimizer, rule, killed
 
 
 def test_snapshots_are_taken_while_several_workers_train_and_the_log_is_cut(tmp_path, killed, monkeypatch):
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 13)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 13)
     monkeypatch.setattr("ps_server.log.record.MESSAGE_BYTES", 1 << 11)
     chance = seeded()
     with shard_on(tmp_path / "a", {0: 1, 1: 2, 2: 3}, rule=OFTEN) as shard:
@@ -202,7 +202,7 @@ def test_a_shard_may_be_started_again_with_more_durability_or_less(tmp_path):
 
 
 def test_with_a_full_disk_pushes_are_refused_and_training_goes_on_when_there_is_room(tmp_path, monkeypatch, killed):
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 17)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 17)
     full = threading.Event()
     fallocate = os.posix_fallocate
 

@@ -238,7 +238,7 @@ def test_a_shard_that_begins_its_snapshots_anew_forgets_no_record_that_none_hold
 
 
 def test_pushes_that_find_a_full_disk_make_a_snapshot_due_whose_files_they_use(tmp_path, monkeypatch):
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 17)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 17)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -14,10 +14,10 @@ import torch
 
 from ps_protocol.errors import InternalError, NotReady, Unavailable, UnknownModel
 from ps_protocol.model.spec import ShardMap
-from ps_server.checkpoint.folder.directory import begin
-from ps_server.checkpoint.read.source import ModelFiles
-from ps_server.checkpoint.write.commit import commit
-from ps_server.checkpoint.write.model_writer import write_part
+from ps_server.checkpoint.commit import commit
+from ps_server.checkpoint.directory import begin
+from ps_server.checkpoint.model_writer import write_part
+from ps_server.checkpoint.source import ModelFiles
 from ps_server.consistency import TrackerState
 from ps_server.shard.placing import PlacingProgress
 from tests.checkpoint.support import Job, shard_map_of, small_spec

@@ -172,7 +172,7 @@ def test_a_source_that_does_not_answer_undoes_the_move():
 
 
 def test_a_full_disk_refuses_the_move_and_loses_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 18)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
     fallocate = os.posix_fallocate
     with job(spec_of("RMSprop"), HERE, path=tmp_path) as made:
         worker = Worker(made)

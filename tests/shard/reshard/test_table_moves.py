@@ -46,7 +46,7 @@ ADS_THERE, USERS_THERE = [2, 0, 0, 1], [2, 2, 2, 2]
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Small segments, for they are copied whole; snapshots that begin at once."""
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 18)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
     monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
 
 

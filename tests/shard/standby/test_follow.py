@@ -22,7 +22,7 @@ from tests.support.shards import StubStream, flat, gradients, simple_spec, start
 def small(monkeypatch):
     """Several blocks, segments and pieces, also of a model of some bytes."""
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 15)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 15)
     monkeypatch.setattr("ps_server.log.record.MESSAGE_BYTES", 1 << 11)
     monkeypatch.setattr("ps_server.log.reader.PIECE_BYTES", 300)
     monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)

@@ -23,7 +23,7 @@ def small(monkeypatch):
     """Several blocks, groups, segments and pieces, also of tables of some bytes."""
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
     monkeypatch.setattr("ps_server.state.bucket_groups.GROUP_BYTES", 3 << 14)
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 16)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 16)
     monkeypatch.setattr("ps_server.log.record.MESSAGE_BYTES", 1 << 12)
     monkeypatch.setattr("ps_server.log.reader.PIECE_BYTES", 300)
     monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)

@@ -24,7 +24,7 @@ def small(monkeypatch):
     """Several blocks, groups, segments and snapshots, also of tables of some bytes."""
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
     monkeypatch.setattr("ps_server.state.bucket_groups.GROUP_BYTES", 3 << 14)
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 18)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
     monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
 
 
@@ -63,7 +63,7 @@ def test_a_killed_shard_comes_back_with_every_row_and_counter(tmp_path, rule, ki
 
 
 def test_snapshots_are_taken_while_workers_push_rows_and_the_log_is_cut(tmp_path, killed, monkeypatch):
-    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 14)
     monkeypatch.setattr("ps_server.log.record.MESSAGE_BYTES", 1 << 12)
     chance, done = seeded(), threading.Event()
     with shard_on(tmp_path / "a", {0: 1, 1: 2}, rule=OFTEN) as shard:

@@ -19,7 +19,7 @@ from ps_protocol import times
 from ps_protocol.errors import ConfigError, PsError, StorageFull
 from ps_protocol.files import OwnFolder, open_private
 from ps_protocol.launch.child import Child
-from ps_server.checkpoint.folder.files import check_writable
+from ps_server.checkpoint.files import check_writable
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.messages import (
     BEGINNING,

@@ -37,7 +37,7 @@ CONVERTS = (
     "ps_server/serving/grpc_server.py",
     # What is on disk, and what goes from a shard to disk and to other shards as it is.
     "ps_server/log/",
-    "ps_server/checkpoint/format/messages.py",
+    "ps_server/checkpoint/messages.py",
     "ps_server/consistency/messages.py",
 )
 

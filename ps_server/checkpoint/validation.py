@@ -14,12 +14,10 @@ from pathlib import PurePosixPath
 from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.spec import Kind, ModelSpec, ShardMap, Slice, Variable
 from ps_protocol.model.tables import MAX_BUCKETS, MAX_DIM, TableSpec
-from ps_server.checkpoint.folder.files import CHECKED_BYTES
-from ps_server.checkpoint.format import table_columns as form
-from ps_server.checkpoint.format.file_plan import model_folder
-from ps_server.checkpoint.format.pieces import FileRecord, Piece
-from ps_server.checkpoint.format.record import ModelRecord
-from ps_server.checkpoint.format.table_part import TablePart
+from ps_server.checkpoint import table_columns as form
+from ps_server.checkpoint.file_plan import model_folder
+from ps_server.checkpoint.files import CHECKED_BYTES
+from ps_server.checkpoint.record import FileRecord, ModelRecord, Piece, TablePart
 
 MAX_FILE_BYTES = 1 << 60
 """Far above any real file, and far below the limits of arithmetic and system calls."""

@@ -7,9 +7,7 @@ from dataclasses import asdict
 
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.model import dtype_from_pb, dtype_to_pb
-from ps_server.checkpoint.format.pieces import FileRecord, Piece
-from ps_server.checkpoint.format.record import ShardPart
-from ps_server.checkpoint.format.table_part import Base, TablePart
+from ps_server.checkpoint.record import Base, FileRecord, Piece, ShardPart, TablePart
 from ps_server.consistency import TrackerState
 from ps_server.consistency.messages import pushes_from_pb, pushes_to_pb
 

@@ -11,8 +11,7 @@ from pathlib import PurePosixPath
 
 from ps_protocol.model.spec import DType
 from ps_protocol.model.tables import TableSpec
-from ps_server.checkpoint.format.file_plan import model_folder, numbered
-from ps_server.checkpoint.format.tensor_header import FileForm, TensorForm
+from ps_server.checkpoint.file_plan import FileForm, TensorForm, model_folder, numbered
 
 FOLDER = "tables"
 

@@ -8,10 +8,9 @@ import torch
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout, SliceSpan
-from ps_server.checkpoint.format.pieces import Piece
-from ps_server.checkpoint.format.record import ModelRecord
-from ps_server.checkpoint.read.checkpoint import Checkpoint, row_histories
-from ps_server.checkpoint.read.source import ModelFiles, opened
+from ps_server.checkpoint.checkpoint import Checkpoint, row_histories
+from ps_server.checkpoint.record import ModelRecord, Piece
+from ps_server.checkpoint.source import ModelFiles, opened
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.state.region import torch_dtype
 

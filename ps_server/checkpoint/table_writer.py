@@ -12,7 +12,9 @@ from ps_protocol.files import sync
 from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.tables import Ids
-from ps_server.checkpoint.folder.files import (
+from ps_server.checkpoint import table_columns as form
+from ps_server.checkpoint.file_plan import FileForm, TensorForm, model_folder
+from ps_server.checkpoint.files import (
     CHECKED_BYTES,
     Output,
     checksum,
@@ -20,12 +22,8 @@ from ps_server.checkpoint.folder.files import (
     output,
     storage_errors,
 )
-from ps_server.checkpoint.format import table_columns as form
-from ps_server.checkpoint.format.file_plan import model_folder
-from ps_server.checkpoint.format.pieces import FileRecord, Piece
-from ps_server.checkpoint.format.table_part import TablePart
-from ps_server.checkpoint.format.tensor_header import FileForm, TensorForm
-from ps_server.checkpoint.write.table_copy import TableCapture
+from ps_server.checkpoint.record import FileRecord, Piece, TablePart
+from ps_server.checkpoint.table_copy import TableCapture
 from ps_server.tables.store import Columns
 
 Numbers = npt.NDArray[np.int64]

@@ -8,14 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, DamagedData, ModelMismatch
-from ps_protocol.model.spec import ModelSpec, ShardMap, Slice
+from ps_protocol.model.optimizers import EXECUTION_HINTS
+from ps_protocol.model.spec import ModelSpec, Options, ShardMap, Slice
 from ps_protocol.model.tables import TableSpec
-from ps_server.checkpoint.format.manifest import Manifest, read_manifest, read_seal
-from ps_server.checkpoint.format.pieces import Piece
-from ps_server.checkpoint.format.record import ModelRecord
-from ps_server.checkpoint.format.table_part import Base
-from ps_server.checkpoint.read.match import check_same_model
-from ps_server.checkpoint.read.source import OnRead, opened, uncounted
+from ps_server.checkpoint.manifest import Manifest, read_manifest, read_seal
+from ps_server.checkpoint.record import Base, ModelRecord, Piece
+from ps_server.checkpoint.source import OnRead, opened, uncounted
+from ps_server.model_differences import in_structure, raise_differences
 
 #: What decides whether rows can be stepped as one slice: names of the state, and the values of its counters.
 History = frozenset[tuple[str, str]]
@@ -164,3 +163,32 @@ def _history(pieces: list[Piece]) -> Iterator[tuple[str, str]]:
     """Counters are scalar tensors: each has one checksum, which identifies the value."""
     for piece in pieces:
         yield piece.state, "" if piece.shape else piece.checksums[0]
+
+
+def check_same_model(saved: ModelSpec, declared: ModelSpec, where: str) -> None:
+    """Raises one ModelMismatch that lists every difference when ``declared`` does not fit ``saved``.
+
+    ``where`` is the checkpoint. The order of variables, policies, and arguments such as the learning rate may differ.
+    """
+    raise_differences(
+        f"model '{declared.name}' is not the one in {where}",
+        [*in_structure(saved, declared), *_in_options(saved, declared)],
+        "restore a checkpoint of this model, or run the script that the checkpoint was made with",
+    )
+
+
+def _in_options(saved: ModelSpec, declared: ModelSpec) -> Iterator[str]:
+    for group, (ours, theirs) in enumerate(zip(saved.group_options, declared.group_options, strict=False)):
+        first, later = _fixed(ours), _fixed(theirs)
+        for name in sorted(first.keys() & later.keys()):
+            if first[name] != later[name]:
+                yield f"parameter group {group}: {name} {theirs[name]!r} instead of {ours[name]!r}"
+
+
+def _fixed(options: Options) -> dict[str, bool]:
+    """The arguments that determine which state the optimizer has."""
+    return {
+        name: bool(value)
+        for name, value in options.items()
+        if (isinstance(value, bool) or name == "momentum") and name not in EXECUTION_HINTS
+    }

@@ -17,17 +17,22 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.files import sync
 from ps_protocol.model.layout import Layout, SliceSpan
 from ps_protocol.model.spec import DType
-from ps_server.checkpoint.folder.files import Output, checksum, make_folder, output, storage_errors
-from ps_server.checkpoint.format.file_plan import ValueFiles, model_folder, state_file, state_name
-from ps_server.checkpoint.format.pieces import FileRecord, Piece
-from ps_server.checkpoint.format.record import Facts, ShardPart
-from ps_server.checkpoint.format.table_part import TablePart
-from ps_server.checkpoint.format.tensor_header import FileForm, TensorForm, in_file_order
+from ps_server.checkpoint.file_plan import (
+    FileForm,
+    TensorForm,
+    ValueFiles,
+    in_file_order,
+    model_folder,
+    state_file,
+    state_name,
+)
+from ps_server.checkpoint.files import Output, checksum, make_folder, output, storage_errors
+from ps_server.checkpoint.record import Facts, FileRecord, Piece, ShardPart, TablePart
 from ps_server.optimizers.state import StateEntry
 from ps_server.state.region import torch_dtype
 
 if TYPE_CHECKING:
-    from ps_server.checkpoint.write.table_copy import TableCapture
+    from ps_server.checkpoint.table_copy import TableCapture
 
 _DTYPES = MappingProxyType({torch_dtype(dtype): dtype for dtype in DType})
 
@@ -77,7 +82,7 @@ def write_part(
 def _write_tables(folder: Path, layout: Layout, tables: Sequence[TableCapture]) -> list[tuple[TablePart, FileRecord]]:
     if not tables:
         return []
-    from ps_server.checkpoint.write.table_writer import write_table  # compiled code
+    from ps_server.checkpoint.table_writer import write_table  # compiled code
 
     return [write_table(folder, layout, table) for table in tables if table.here.any()]
 

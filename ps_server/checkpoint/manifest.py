@@ -11,10 +11,9 @@ from typing import Any
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.sealed import SEAL_BYTES, checksum_in, seal, unseal
-from ps_server.checkpoint.folder.files import CHECKED_BYTES, MANIFEST_NAME, storage_errors
-from ps_server.checkpoint.folder.safe_open import open_below, read_below
-from ps_server.checkpoint.format.record import Facts, ModelRecord
-from ps_server.checkpoint.format.validation import check_models
+from ps_server.checkpoint.files import CHECKED_BYTES, MANIFEST_NAME, open_below, read_below, storage_errors
+from ps_server.checkpoint.record import Facts, ModelRecord
+from ps_server.checkpoint.validation import check_models
 
 #: Increased when an older torch-ps could misread a checkpoint.
 FORMAT = 3

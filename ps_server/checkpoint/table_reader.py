@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from ps_protocol.errors import DamagedData
 from ps_protocol.model.tables import Ids, TableSpec
-from ps_server.checkpoint.folder.files import CHECKED_BYTES
-from ps_server.checkpoint.format import table_columns as form
-from ps_server.checkpoint.format.pieces import Piece
-from ps_server.checkpoint.format.validation import MAX_FILE_BYTES
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.source import ModelFiles, opened
+from ps_server.checkpoint import table_columns as form
+from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.files import CHECKED_BYTES
+from ps_server.checkpoint.record import Piece
+from ps_server.checkpoint.source import ModelFiles, opened
+from ps_server.checkpoint.validation import MAX_FILE_BYTES
 from ps_server.tables.bucket_contents import BucketContents
 
 Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.tables import Ids
-from ps_server.checkpoint.format.table_part import Base, Mark
+from ps_server.checkpoint.record import Base, Mark
 from ps_server.tables.store import Columns
 
 if TYPE_CHECKING:

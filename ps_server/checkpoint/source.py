@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ps_protocol.errors import DamagedData
-from ps_server.checkpoint.folder.files import CHECKED_BYTES, checksum, storage_errors
-from ps_server.checkpoint.folder.safe_open import open_below
-from ps_server.checkpoint.format.pieces import FileRecord, Piece
-from ps_server.checkpoint.format.record import ModelRecord
+from ps_server.checkpoint.files import CHECKED_BYTES, checksum, open_below, storage_errors
+from ps_server.checkpoint.record import FileRecord, ModelRecord, Piece
 
 OnRead = Callable[[int], None]
 """Called with the bytes of each read, by the thread that reads."""

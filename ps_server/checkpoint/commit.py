@@ -11,12 +11,10 @@ from pathlib import Path
 from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest
 from ps_protocol.files import replace_file, sync
 from ps_protocol.model.spec import ShardMap
-from ps_server.checkpoint.folder.files import MANIFEST_NAME, checksum, mode_in, storage_errors, write_file
-from ps_server.checkpoint.format.file_plan import INDEX_NAME, model_folder
-from ps_server.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest, read_seal
-from ps_server.checkpoint.format.pieces import FileRecord
-from ps_server.checkpoint.format.record import Facts, ModelRecord, ShardPart
-from ps_server.checkpoint.format.tensor_header import index_json
+from ps_server.checkpoint.file_plan import INDEX_NAME, index_json, model_folder
+from ps_server.checkpoint.files import MANIFEST_NAME, checksum, mode_in, storage_errors, write_file
+from ps_server.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, read_seal
+from ps_server.checkpoint.record import Facts, FileRecord, ModelRecord, ShardPart
 
 
 def commit(

@@ -1,1 +1,0 @@
-"""Exports of checkpoints and rows to files that other programs read."""

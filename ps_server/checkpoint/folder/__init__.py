@@ -1,1 +1,0 @@
-"""Checkpoint folders and files: numbered, opened without following links, written to survive a crash."""

@@ -1,1 +1,0 @@
-"""The format of checkpoint files: manifest, parts, tensors, rows, and their validation."""

@@ -1,1 +1,0 @@
-"""Reading a checkpoint back under any shard map."""

@@ -1,1 +1,0 @@
-"""Writing a checkpoint: each shard its own files, one process the manifest."""
