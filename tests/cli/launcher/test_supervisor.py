@@ -39,21 +39,16 @@ def test_a_job_whose_workers_succeed_stops_shards_then_the_coordinator_and_ends_
     assert job.said == []
 
 
-def test_a_failed_worker_ends_the_job_with_its_code():
+@pytest.mark.parametrize(
+    ("end", "how", "code"), [(3, "exited with code 3", 3), (-11, "was killed by signal 11 (SIGSEGV)", 139)]
+)
+def test_a_failed_worker_ends_the_job_with_its_code(end, how, code):
     job = Job().ready()
-    assert job.exits(WORKERS[1], 3) == [Send(WORKERS[0], signal.SIGTERM)]
-    assert job.said == ["worker 1 exited with code 3; stopping the job"]
+    assert job.exits(WORKERS[1], end) == [Send(WORKERS[0], signal.SIGTERM)]
+    assert job.said == [f"worker 1 {how}; stopping the job"]
     job.exits(WORKERS[0], 9)
-    job.exits(SHARD)
-    assert job.exits(COORDINATOR) == [Finish(3)]
-
-
-def test_a_killed_worker_counts_as_128_plus_the_signal():
-    job = Job(workers=1).ready()
-    assert job.exits(WORKERS[0], -signal.SIGSEGV) == [Send(SHARD, signal.SIGTERM)]
-    assert job.said == ["worker 0 was killed by signal 11 (SIGSEGV); stopping the job"]
-    job.exits(SHARD)
-    assert job.exits(COORDINATOR) == [Finish(139)]
+    assert job.exits(SHARD) == [Send(COORDINATOR, signal.SIGTERM)]
+    assert job.exits(COORDINATOR) == [Finish(code)]
 
 
 def test_a_worker_that_was_killed_outright_is_told_with_its_peak_of_memory():
@@ -81,12 +76,6 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace():
     assert job.exits(WORKERS[0], -signal.SIGKILL) == [Send(SHARD, signal.SIGTERM)]
 
 
-def test_servers_that_ignore_sigterm_are_killed_after_the_grace():
-    job = Job(workers=1).ready()
-    job.exits(WORKERS[0])
-    assert job.late() == [Send(COORDINATOR, signal.SIGKILL), Send(SHARD, signal.SIGKILL)]
-
-
 def test_failed_workers_are_started_again_until_the_restarts_are_spent():
     job = Job(worker_restarts=2).ready()
     assert job.exits(WORKERS[0], 1) == [StartProcess(WORKERS[0])]
@@ -106,6 +95,8 @@ def test_a_worker_that_fails_at_once_again_and_again_is_waited_for_and_the_job_g
     assert job.supervisor.stage is Stage.RUNNING
     assert job.late() == [StartProcess(WORKERS[0])]
     assert job.exits(WORKERS[0], 0) == [Send(SHARD, signal.SIGTERM)]
+    job.exits(SHARD)
+    assert job.exits(COORDINATOR) == [Finish(0)]
 
 
 @pytest.mark.parametrize(("server", "code"), [(SHARD, -9), (SHARD, 0), (SHARD, 1), (COORDINATOR, -9)])
@@ -172,30 +163,14 @@ def test_a_server_that_ends_while_the_job_ends_is_not_started_again():
     assert job.exits(SHARD, -9) == []
 
 
-def test_servers_on_a_busy_machine_get_the_time_they_need_to_end():
-    job = Job(workers=1).ready()
-    job.exits(WORKERS[0])
-    job.now += 30.0
-    assert job.supervisor.deadline > job.now
-    assert job.exits(SHARD) == [Send(COORDINATOR, signal.SIGTERM)]
-    assert job.supervisor.deadline == job.now + SERVER_GRACE_SECONDS
-    assert job.said == []
-
-
-def test_servers_that_do_not_end_are_killed_and_named():
+def test_servers_that_do_not_end_in_their_time_are_killed_and_named():
     job = Job(workers=1).ready()
     job.exits(WORKERS[0])
     assert job.supervisor.deadline == job.now + SERVER_GRACE_SECONDS
-    job.late()
+    assert job.late() == [Send(COORDINATOR, signal.SIGKILL), Send(SHARD, signal.SIGKILL)]
     assert job.said == ["coordinator, shard 0: not ended in time; killed"]
-
-
-def test_a_worker_that_succeeds_after_a_restart_leaves_the_job_successful():
-    job = Job(workers=1, worker_restarts=1).ready()
-    job.exits(WORKERS[0], 1)
-    job.exits(WORKERS[0], 0)
-    job.exits(SHARD)
-    assert job.exits(COORDINATOR) == [Finish(0)]
+    assert job.exits(SHARD, -9) == [Send(COORDINATOR, signal.SIGTERM)]
+    assert job.supervisor.deadline == job.now + SERVER_GRACE_SECONDS
 
 
 @pytest.mark.parametrize(("server", "code", "ends_with"), [(SHARD, -9, 137), (COORDINATOR, 2, 2), (SHARD, 0, 1)])

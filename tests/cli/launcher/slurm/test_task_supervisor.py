@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from ps_protocol.times import JOINING_SECONDS
 from ps_server.cli.launcher.events import (
     CoordinatorReady,
     DeadlinePassed,
@@ -19,7 +18,6 @@ from ps_server.cli.launcher.events import (
     Send,
     ServerHangs,
     StartProcess,
-    WorkersWanted,
 )
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
 
@@ -90,19 +88,8 @@ def test_a_signal_ends_scripts_first_then_servers_and_then_kills(received, sent,
     assert supervisor.handle(Exited(SHARD, -9), 56.0) == [Finish(code)]
 
 
-def test_a_worker_that_hangs_is_killed_and_started_again_within_its_restarts():
-    supervisor = begun(SHARD, WORKER, workers=1)
-    assert supervisor.restarts_workers
-    assert supervisor.handle(WorkersWanted((2,)), JOINING_SECONDS - 1) == []
-    assert acts(supervisor.handle(WorkersWanted((0, 2)), JOINING_SECONDS)) == [Send(WORKER, signal.SIGKILL)]
-    assert acts(supervisor.handle(Exited(WORKER, -9), JOINING_SECONDS)) == [StartProcess(WORKER)]
-    (said,) = supervisor.handle(WorkersWanted((2,)), 2 * JOINING_SECONDS)
-    assert said == Say("worker 2 is lost to the coordinator, and --restart-workers 1 is used up")
-    supervisor.handle(Interrupted(signal.SIGTERM), 2 * JOINING_SECONDS)
-    assert supervisor.handle(WorkersWanted((2,)), 2 * JOINING_SECONDS) == []
-
-
-def test_a_task_without_a_worker_restarts_none():
+def test_a_task_restarts_workers_where_it_has_one_with_restarts():
+    assert begun(WORKER, workers=1).restarts_workers
     assert not begun(SHARD, workers=1, servers=1).restarts_workers
     assert not begun(WORKER).restarts_workers
 
