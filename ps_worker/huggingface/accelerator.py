@@ -34,11 +34,7 @@ _NAME = "accelerate"
 
 
 class PsAccelerator(Accelerator):
-    """An ``Accelerator`` for a worker of a job: ``prepare`` adopts optimizers and splits loaders.
-
-    ``cluster`` is the connection; without it the constructor joins the job of the environment, and the process leaves
-    it at its end. ``optimizer_options`` are options of ``Cluster.adopt``, such as ``{"wire": "int8"}``. All other
-    arguments are those of ``Accelerator``.
+    """An ``accelerate.Accelerator`` for a worker of a job: ``prepare`` adopts optimizers and splits loaders.
 
     ``gather``, ``gather_for_metrics`` and ``reduce`` go through the coordinator, which bounds their size
     (``Cluster.all_gather``). Gradients do not: the shards average them.
@@ -51,7 +47,17 @@ class PsAccelerator(Accelerator):
         optimizer_options: Mapping[str, Any] = MappingProxyType({}),
         **arguments: Any,
     ) -> None:
-        """Raises what ``connect`` raises; ConfigError where torch.distributed is in use, and for fp16 on the CPU."""
+        """Join the job of the environment, unless ``cluster`` is given.
+
+        Args:
+            cluster: The connection. None: the process joins, and leaves the job when it ends.
+            optimizer_options: Arguments of ``Cluster.adopt``, such as ``{"wire": "int8"}``.
+            **arguments: Arguments of ``Accelerator``.
+
+        Raises:
+            ConfigError: torch.distributed is in use, or fp16 is asked for on the CPU.
+            PsError: As ``ps_worker.connect``.
+        """
         self.cluster = connected() if cluster is None else cluster
         check_precision(self.cluster, arguments.get("mixed_precision"))
         self._optimizer_options = dict(optimizer_options)
@@ -68,9 +74,16 @@ class PsAccelerator(Accelerator):
     splits_data = True
 
     def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
-        """As ``Accelerator.prepare``. A torch optimizer is adopted for the module given with it.
+        """Prepare objects, as ``Accelerator.prepare``. A torch optimizer is adopted for the module that is given with
+        it.
 
-        Raises ConfigError for an optimizer without its module, and what ``Cluster.adopt`` raises.
+        Args:
+            *objects: Modules, optimizers, schedulers, loaders.
+            device_placement: As in accelerate.
+
+        Raises:
+            ConfigError: An optimizer comes without its module.
+            PsError: As ``Cluster.adopt``.
         """
         modules = [each for each in objects if isinstance(each, torch.nn.Module)]
         for module in modules:
@@ -93,7 +106,7 @@ class PsAccelerator(Accelerator):
         return wrapped
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
-        """Wrap a scheduler. It advances once per step of the optimizer, whatever the number of workers."""
+        """Wrap a scheduler, which advances once per step of the optimizer, whatever the number of workers."""
         wrapped = super().prepare_scheduler(scheduler)
         wrapped.split_batches = True
         return wrapped
@@ -101,9 +114,17 @@ class PsAccelerator(Accelerator):
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> DataLoader[Any]:
-        """Give this worker's part: every sample is in one batch of one worker, and all workers have as many batches.
+        """Return this worker's part: every sample is in one batch of one worker, and all workers have as many batches.
 
-        Raises ConfigError for data that cannot be split so. ``dispatch_batches`` and ``split_batches`` have no effect.
+        ``dispatch_batches`` and ``split_batches`` have no effect.
+
+        Args:
+            data_loader: The loader.
+            device_placement: As in accelerate.
+            slice_fn_for_dispatch: Has no effect.
+
+        Raises:
+            ConfigError: The data cannot be split so.
         """
         if getattr(data_loader, "_is_accelerate_prepared", False):
             return super().prepare_data_loader(data_loader)
@@ -123,15 +144,31 @@ class PsAccelerator(Accelerator):
         return prepared
 
     def gather(self, tensor: Any) -> Any:
-        """Concatenate the tensors of all workers, also inside containers. Raises what ``Cluster.all_gather`` raises."""
+        """Concatenate the tensors of all workers, also inside containers.
+
+        Args:
+            tensor: A tensor, or a container of tensors, 64 KiB each at most.
+
+        Raises:
+            PsError: As ``Cluster.all_gather``.
+        """
         return recursively_apply(self._gathered, tensor, error_on_other_type=True) if self.splits_data else tensor
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As ``gather``: no sample is in two batches, so that nothing is left out."""
+        """As ``gather``. No sample is in two batches, so nothing has to be left out."""
         return self.gather(input_data)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Reduce tensors over all workers: "sum", "mean", "max" or "none"."""
+        """Reduce tensors over all workers, also inside containers.
+
+        Args:
+            tensor: A tensor, or a container of tensors.
+            reduction: "sum", "mean", "max" or "none".
+            scale: Factor of the result.
+
+        Raises:
+            PsError: As ``Cluster.all_reduce``.
+        """
         if reduction == "none":
             return tensor
 
@@ -141,11 +178,19 @@ class PsAccelerator(Accelerator):
         return recursively_apply(reduced, tensor, error_on_other_type=True)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
-        """Clip this worker's gradients, before their mean over the workers; returns their norm before that.
+        """Clip this worker's gradients, before their mean over the workers, and return their norm before that.
 
-        Where the shards clip to this norm (``optimizer_options={"clip_grad_norm": …}``), which in sync is that of the
-        mean as in one process, nothing is left to do here but to find the norm. Raises ConfigError where they clip to
-        another one. Says once that gradients are clipped before their mean, where that differs.
+        Where the shards clip to this norm already (``optimizer_options={"clip_grad_norm": …}``), which in sync is the
+        norm of the mean as in one process, this only finds the norm. Where clipping before the mean differs, a warning
+        says so once.
+
+        Args:
+            parameters: As in torch.
+            max_norm: As in torch.
+            norm_type: As in torch.
+
+        Raises:
+            ConfigError: The shards clip to another norm.
         """
         norms = {each.optimizer.clip_grad_norm for each in self._optimizers if isinstance(each.optimizer, PsOptimizer)}
         on_shards = {norm for norm in norms if norm is not None}
@@ -174,11 +219,17 @@ class PsAccelerator(Accelerator):
             self.cluster.barrier()
 
     def save_state(self, *arguments: Any, **named: Any) -> Any:
-        """As in accelerate; every worker calls it. Returns the folder, on every worker.
+        """Save the state of the training, as in accelerate; every worker calls it.
 
-        Rank 0 writes what all have in common, and alone reads the optimizer's state from the shards; the others wait
-        for it, and then write their random states where they see the folder. Nothing is written, and None is returned,
-        where rank 0 is not there.
+        Rank 0 writes what all have in common, and alone reads the state of the optimizer from the shards. The others
+        wait for it, then write their random states where they see the folder.
+
+        Args:
+            *arguments: As in accelerate.
+            **named: As in accelerate.
+
+        Returns:
+            The folder, on every worker; None where rank 0 is not there, and nothing was written.
         """
         self.wait_for_everyone()
         if self.is_main_process:
@@ -197,9 +248,13 @@ class PsAccelerator(Accelerator):
         return Path(folder)
 
     def load_state(self, *arguments: Any, **named: Any) -> None:
-        """As in accelerate, on every worker: each reads the folder, and one sends the optimizer's state to the shards.
+        """Load a saved state, as in accelerate; every worker calls it, and it returns when every worker has loaded.
 
-        Returns when every worker has loaded.
+        Each worker reads the folder, and one sends the state of the optimizer to the shards.
+
+        Args:
+            *arguments: As in accelerate.
+            **named: As in accelerate.
         """
         super().load_state(*arguments, **named)
         self.wait_for_everyone()
@@ -231,7 +286,7 @@ class PsAccelerator(Accelerator):
 
 
 def over_cluster(accelerator: Accelerator, cluster: Cluster, optimizer_options: Mapping[str, Any]) -> PsAccelerator:
-    """``accelerator`` itself, from now on a ``PsAccelerator``: a ``Trainer`` makes its own."""
+    """Make ``accelerator`` a ``PsAccelerator``, in place: a ``Trainer`` makes its own."""
     accelerator.__class__ = PsAccelerator
     accelerator.cluster = cluster
     accelerator._optimizer_options = dict(optimizer_options)
@@ -250,7 +305,7 @@ def _without_module(optimizer: torch.optim.Optimizer) -> ConfigError:
 class WeighedOptimizer(AcceleratedOptimizer):
     """Wraps an optimizer of the cluster: steps once per accumulation, with ``weight`` as the weight of the push.
 
-    Its state stays on the shards: making it neither pulls nor pushes.
+    The state of the optimizer stays on the shards: the wrapper neither pulls nor pushes it.
     """
 
     def __init__(self, optimizer: PsOptimizer, scaler: Any = None) -> None:

@@ -35,15 +35,12 @@ _NO_FOLDER = ""
 
 
 class PsTrainer(Trainer):
-    """A ``Trainer`` for a worker of a job. Its arguments are those of ``Trainer``, and two more.
-
-    ``cluster`` is the connection; without it the constructor joins the job of the environment, and the process leaves
-    it at its end. ``optimizer_options`` are options of ``Cluster.adopt``.
+    """A ``transformers.Trainer`` for a worker of a job.
 
     Rank 0 saves, logs and evaluates; the others take its metrics, so that early stopping and the best checkpoint are
-    the same everywhere. While it is away nothing is saved, and the next rank evaluates.
-    ``per_device_train_batch_size`` is per worker. Data is split as ``cluster.shard(even=True)`` does, in a new order
-    for each epoch.
+    the same everywhere. While rank 0 is away nothing is saved, and the next rank evaluates.
+    ``per_device_train_batch_size`` is per worker. Data is split as by ``cluster.shard(even=True)``, in a new order for
+    each epoch.
     """
 
     accelerator: PsAccelerator
@@ -59,7 +56,20 @@ class PsTrainer(Trainer):
         optimizer_options: Mapping[str, Any] = MappingProxyType({}),
         **named: Any,
     ) -> None:
-        """Raises what ``connect`` raises, and ConfigError for arguments that ask for another kind of distribution."""
+        """Join the job of the environment, unless ``cluster`` is given.
+
+        Args:
+            model: As in transformers.
+            args: As in transformers.
+            *positional: As in transformers.
+            cluster: The connection. None: the process joins, and leaves the job when it ends.
+            optimizer_options: Arguments of ``Cluster.adopt``.
+            **named: As in transformers.
+
+        Raises:
+            ConfigError: The arguments ask for another kind of distribution.
+            PsError: As ``ps_worker.connect``.
+        """
         args = TrainingArguments(output_dir="tmp_trainer") if args is None else copy.copy(args)
         self.cluster = connected() if cluster is None else cluster
         self._optimizer_options = dict(optimizer_options)
@@ -88,11 +98,17 @@ class PsTrainer(Trainer):
         self.accelerator.splits_data = False
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The optimizer of the arguments, or the one given to the constructor, adopted by the cluster.
+        """Return the optimizer of the arguments, or the one given to the constructor, adopted by the cluster.
 
-        One that is the cluster's already is taken as it is. Raises what ``Cluster.adopt`` raises: UnsupportedOptimizer
-        for ``optim="adafactor"`` and other classes that are not torch's. Raises ConfigError where the cluster's
-        optimizer does not do what the arguments ask for: clip to ``max_grad_norm``, or ``optimizer_options``.
+        One that runs on the shards already is taken as it is.
+
+        Args:
+            model: As in transformers.
+
+        Raises:
+            UnsupportedOptimizer: Shards cannot run it, as ``optim="adafactor"`` and other classes that are not torch's.
+            ConfigError: The optimizer of the cluster does not do what the arguments ask for: clip to ``max_grad_norm``,
+                or ``optimizer_options``.
         """
         given = self.optimizer
         self._check_given(given)
@@ -148,7 +164,7 @@ class PsTrainer(Trainer):
         return self.accelerator.clip_grad_norm_(model.parameters(), math.inf)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Give this worker's part of the training data."""
+        """Return this worker's part of the training data."""
         self.accelerator.splits_data = True
         try:
             return super().get_train_dataloader()
@@ -219,7 +235,8 @@ class PsTrainer(Trainer):
         return self._first_section + int(self.state.global_step)
 
     def get_batch_samples(self, *arguments: Any) -> tuple[list[Any], Any]:
-        """As in transformers; the push of these batches weighs their tokens where the loss is per token, else samples.
+        """As in transformers. The push of these batches weighs their tokens where the loss is per token, else their
+        samples.
 
         With ``average_tokens_across_devices=False`` every push weighs the same.
         """
@@ -232,11 +249,16 @@ class PsTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """One worker evaluates the newest parameters, or those that were set; others wait for its metrics.
+        """Evaluate on one worker, and return its metrics on all.
 
-        Outside of a training, what was set differently on other workers is replaced by what the lowest rank has. The
-        one that evaluates is the lowest rank of those that are there: rank 0, or the next one where that has left or
-        was lost.
+        It evaluates the newest parameters, or those that were set. Outside of a training, values that were set
+        differently on other workers are replaced by those of the lowest rank. The evaluating worker is the lowest rank
+        that is there.
+
+        Args:
+            eval_dataset: As in transformers.
+            ignore_keys: As in transformers.
+            metric_key_prefix: As in transformers.
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
@@ -261,7 +283,7 @@ class PsTrainer(Trainer):
         return metrics
 
     def log(self, logs: dict[str, float], *arguments: Any) -> None:
-        """As in transformers; the numbers also go to the job's progress display, page and curves."""
+        """As in transformers; the numbers also go to the progress display, page and curves of the job."""
         super().log(logs, *arguments)
         self.cluster.report(**{name: value for name, value in logs.items() if isinstance(value, int | float)})
 
@@ -319,16 +341,16 @@ def _check(args: TrainingArguments) -> None:
 
 
 def running_step(version: int, first: Mapping[str, int], updates_per_step: int) -> int:
-    """The optimizer step at which the others are, when the model has ``version``.
+    """Return the optimizer step at which the others are, when the model has ``version``.
 
-    ``first`` tells the "version" of the model and the "step" with which the training began. A step of all workers is
-    one update in sync, else one per worker.
+    ``first`` has the "version" of the model and the "step" with which the training began. A step of all workers is one
+    update in sync, else one per worker.
     """
     return first["step"] + max(0, version - first["version"]) // updates_per_step
 
 
 def advance(scheduler: Any, steps: int) -> None:
-    """Bring a scheduler to where ``steps`` optimizer steps would; one that looks at metrics stays as it is."""
+    """Advance a scheduler by ``steps`` optimizer steps; one that looks at metrics stays as it is."""
     if "metrics" in inspect.signature(scheduler.step).parameters:
         return
     with warnings.catch_warnings():

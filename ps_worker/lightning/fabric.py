@@ -18,22 +18,27 @@ _numbers: Iterator[int] = itertools.count()
 
 
 class NoGradientSync(_BackwardSyncControl):
-    """Gradients stay in this process until ``step``, whether ``no_backward_sync`` is asked for or not."""
+    """Gradients stay in this process until ``step``, with and without ``no_backward_sync``."""
 
     def no_backward_sync(self, module: torch.nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        """Nothing to do."""
+        """Return a context that does nothing."""
         return nullcontext()
 
 
 class TorchPsFabricStrategy(TrainerProcess, Strategy):
-    """Trains with the shards' optimizers: ``Fabric(strategy="torch_ps")``, or an object of this class.
+    """The strategy of Lightning's Fabric: ``Fabric(strategy="torch_ps")``, or an object of this class.
 
-    ``fabric.launch()`` joins the job, ``fabric.setup`` adopts optimizers, ``setup_dataloaders`` splits the data, and
-    ``fabric.save`` writes on worker 0. Methods raise PsError.
+    ``fabric.launch()`` joins the job, ``fabric.setup`` has the shards run the optimizers, ``setup_dataloaders`` splits
+    the data, and ``fabric.save`` writes on worker 0. Methods raise PsError.
     """
 
     def __init__(self, cluster: Cluster | None = None, **adopting: Any) -> None:
-        """See TorchPsStrategy."""
+        """Keep the settings; ``fabric.launch()`` joins the job.
+
+        Args:
+            cluster: See ``TorchPsStrategy``.
+            **adopting: See ``TorchPsStrategy``.
+        """
         Strategy.__init__(self)
         TrainerProcess.__init__(self, cluster, f"fabric-{next(_numbers)}", lambda: 0)
         self._adopting = adopting
@@ -46,15 +51,15 @@ class TorchPsFabricStrategy(TrainerProcess, Strategy):
         super().setup_environment()
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Give this worker's part of the data. Raises ConfigError for data that cannot be split."""
+        """Return this worker's part of the data. Raises ConfigError for data that cannot be split."""
         return self.cluster.shard(dataloader)
 
     def module_to_device(self, module: torch.nn.Module) -> None:
-        """Move the module before its parameters become views of the cluster's."""
+        """Move the module to the device before its parameters become views of flat memory."""
         module.to(self.root_device)
 
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Note the module, for its optimizers."""
+        """Keep the module, for its optimizers."""
         self._modules.append(module)
         return module
 
@@ -72,9 +77,9 @@ class TorchPsFabricStrategy(TrainerProcess, Strategy):
         )
 
     def get_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The state from the shards on worker 0, which writes it; nothing on others."""
+        """Return the state from the shards on worker 0, which writes it; nothing on others."""
         return optimizer.state_dict() if self.is_global_zero else {}
 
     def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The reduction of a tensor of at most 64 KiB over the workers."""
+        """Reduce a tensor, 64 KiB at most, over the workers."""
         return self.reduced(tensor, group, reduce_op)

@@ -20,7 +20,9 @@ from ps_worker.connection import connect
 
 
 class TrainerProcess:
-    """Part of a strategy, before the class of Lightning among its bases. Before ``join_job`` it is alone."""
+    """The part of a strategy that knows the job; a base before Lightning's class. Until ``join_job`` it is the only
+    worker.
+    """
 
     accelerator: Any
 
@@ -52,24 +54,24 @@ class TrainerProcess:
 
     @property
     def root_device(self) -> torch.device:
-        """The cluster's device for this worker; the CPU where Lightning is told so, and before it has joined."""
+        """Device of this worker; the CPU where Lightning is told so, and before it has joined."""
         if self._cluster is None or isinstance(self.accelerator, CPUAccelerator | TrainerCpuAccelerator):
             return torch.device("cpu")
         return self._cluster.device
 
     @property
     def global_rank(self) -> int:
-        """The number of this worker."""
+        """Number of this worker."""
         return self._cluster.rank if self._cluster else 0
 
     @property
     def world_size(self) -> int:
-        """The number of workers."""
+        """Number of workers."""
         return self._cluster.world_size if self._cluster else 1
 
     @property
     def local_rank(self) -> int:
-        """LOCAL_RANK where it is set, else the number of this worker: data is prepared by worker 0."""
+        """LOCAL_RANK where it is set, else the number of this worker: worker 0 prepares data."""
         return int(os.environ.get("LOCAL_RANK", self.global_rank))
 
     @property
@@ -83,24 +85,24 @@ class TrainerProcess:
         return self.global_rank == 0
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait until every live worker is here."""
+        """Wait until every live worker has called this."""
         if self._exchanges is not None:
             self._exchanges.gather(None)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """The object of worker ``src``: what JSON has, a path, or a tensor."""
+        """Return the object of worker ``src``: what JSON has, a path, or a tensor."""
         return obj if self._exchanges is None else self._exchanges.broadcast(obj, src)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """The tensors of all workers, stacked by rank."""
+        """Return the tensors of all workers, stacked by rank."""
         return tensor if self._exchanges is None else self._exchanges.all_gather(tensor, group, sync_grads)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all workers, or at least one of them, decided so."""
+        """Return whether all workers, or at least one of them, decided so."""
         return decision if self._exchanges is None else self._exchanges.decide(decision, all)
 
     def reduced(self, tensor: Any, group: Any, reduce_op: Any) -> Any:
-        """The reduction of a tensor of at most 64 KiB over the workers."""
+        """Reduce a tensor, 64 KiB at most, over the workers."""
         return tensor if self._exchanges is None else self._exchanges.reduce(tensor, group, reduce_op)
 
 
@@ -108,9 +110,10 @@ _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "min": "min", "max":
 
 
 class TrainerExchanges:
-    """One per strategy. ``name`` is the same on all workers; calls are counted by ``section``, such as epochs.
+    """Collective calls of one strategy: reductions, decisions, paths, barriers.
 
-    A worker that was started again with a checkpoint goes on in the section of that checkpoint.
+    ``name`` is the same on all workers; calls are counted by ``section``, such as an epoch. A worker that was started
+    again with a checkpoint goes on in the section of that checkpoint.
     """
 
     def __init__(self, cluster: Cluster, name: str, section: Callable[[], int]) -> None:
@@ -119,11 +122,11 @@ class TrainerExchanges:
         self._section = section
 
     def gather(self, value: Any) -> dict[int, Any]:
-        """The values of all workers that take part, by rank; ``None`` makes it a barrier. Raises PsError."""
+        """Return the values of the workers that take part, by rank; ``None`` makes it a barrier. Raises PsError."""
         return self._cluster.gather_values(value, name=self._name, section=self._section())
 
     def reduce(self, value: Any, group: object, reduce_op: object) -> Any:
-        """The reduction of a tensor over the workers; anything else is returned as it is, as in Lightning's DDP.
+        """Reduce a tensor over the workers; anything else is returned as it is, as by Lightning's DDP.
 
         Raises ConfigError for an unknown reduction or a group, InvalidRequest for tensors that differ.
         """
@@ -149,7 +152,7 @@ class TrainerExchanges:
                 return exact.mean(0).to(value.dtype)
 
     def all_gather(self, tensor: torch.Tensor, group: object, sync_grads: bool) -> torch.Tensor:
-        """The tensors of all workers that take part, stacked by rank. Raises ConfigError, InvalidRequest."""
+        """Return the tensors of the workers that take part, stacked by rank. Raises ConfigError, InvalidRequest."""
         if sync_grads or group is not None:
             raise ConfigError(
                 "the strategy torch_ps cannot gather with gradients, or in a group",
@@ -160,7 +163,7 @@ class TrainerExchanges:
         return self._stacked(tensor)
 
     def broadcast(self, value: Any, source: int) -> Any:
-        """The value of worker ``source``; where it does not take part, that of the lowest rank. Raises PsError."""
+        """Return the value of worker ``source``, or of the lowest rank where that takes no part. Raises PsError."""
         sent = {"path": str(value)} if isinstance(value, Path) else {"value": value}
         if isinstance(value, torch.Tensor):
             sent = value  # type: ignore[assignment]
@@ -171,7 +174,7 @@ class TrainerExchanges:
         return Path(told["path"]) if "path" in told else told["value"]
 
     def decide(self, decision: bool, every: bool) -> bool:
-        """Whether all workers, or at least one of them, decided so. Raises PsError."""
+        """Return whether all workers, or at least one of them, decided so. Raises PsError."""
         return (all if every else any)(self.gather(bool(decision)).values())
 
     def _stacked(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -196,7 +199,7 @@ _failure: BaseException | None = None
 
 
 def _guess_rank() -> None:
-    """Before the process has joined: only the rank in its environment shows what Lightning shows once."""
+    """Set the rank of Lightning's ``rank_zero_only`` from the environment, before the process has joined."""
     rank = os.environ.get(_RANK_VARIABLE, "")
     if rank.isdecimal():
         _set_rank(int(rank))
@@ -207,7 +210,7 @@ def _set_rank(rank: int) -> None:
 
 
 def join_once(given: Cluster | None) -> Cluster:
-    """The cluster ``given``, else the one of this process, which joins the job with the first call.
+    """Return ``given``, else the connection of this process, which joins the job with the first call.
 
     Raises ConfigError for an evaluator, and what ``connect`` raises.
     """
@@ -230,13 +233,13 @@ def join_once(given: Cluster | None) -> Cluster:
 
 
 def note_failure(error: BaseException | None) -> None:
-    """What ended the run of a trainer, for the reason with which this process leaves its job."""
+    """Keep what ended the run of a trainer: the reason with which this process leaves its job."""
     global _failure
     _failure = error
 
 
 def leave(pid: int) -> None:
-    """Leave the job, in the process ``pid`` that joined it: what happens at its exit. Repeatable."""
+    """Leave the job at the exit of process ``pid``, which joined it. Safe to repeat."""
     global _cluster
     if _cluster is None or os.getpid() != pid:
         return

@@ -27,17 +27,19 @@ _EPOCH_BITS = 16
 
 
 class TorchPsStrategy(TrainerProcess, Strategy):
-    """Trains with the shards' optimizers: ``L.Trainer(strategy="torch_ps")``, or an object of this class.
+    """The strategy of Lightning's Trainer: ``L.Trainer(strategy="torch_ps")``, or an object of this class.
 
-    The script runs on every worker, which ``ps-run`` starts. Optimizers of ``configure_optimizers`` are adopted, so
-    schedulers, accumulation and manual optimization are as they were; DataLoaders are split among the workers. Methods
+    The script runs on every worker, which ``ps-run`` starts. The shards run the optimizers of ``configure_optimizers``,
+    so schedulers, accumulation and manual optimization work as before. DataLoaders are split among the workers. Methods
     raise PsError.
     """
 
     def __init__(self, cluster: Cluster | None = None, **adopting: Any) -> None:
-        """``cluster``: the connection; without it the process joins when the trainer begins, and leaves at its end.
+        """Keep the settings; the process joins the job when the trainer begins.
 
-        ``adopting``: arguments of ``cluster.adopt``, such as ``wire="int8"``.
+        Args:
+            cluster: The connection. None: the process joins the job of the environment, and leaves it when it ends.
+            **adopting: Arguments of ``Cluster.adopt``, such as ``wire="int8"``.
         """
         Strategy.__init__(self)
         TrainerProcess.__init__(self, cluster, f"lightning-{next(_numbers)}", self._section)
@@ -55,7 +57,7 @@ class TorchPsStrategy(TrainerProcess, Strategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Metrics with ``sync_dist`` are reduced only where this is so."""
+        """True: metrics with ``sync_dist`` are reduced only where this is so."""
         return True
 
     def setup_environment(self) -> None:
@@ -71,11 +73,11 @@ class TorchPsStrategy(TrainerProcess, Strategy):
             self._splits, connector.use_distributed_sampler = connector.use_distributed_sampler, False
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Give this worker's part of the data; all of it where the trainer has ``use_distributed_sampler=False``."""
+        """Return this worker's part of the data; all of it where the trainer has ``use_distributed_sampler=False``."""
         return self.cluster.shard(dataloader) if self._splits else dataloader
 
     def model_to_device(self) -> None:
-        """Move the module before its parameters become views of the cluster's."""
+        """Move the module to the device before its parameters become views of flat memory."""
         assert self.model is not None
         self.model.to(self.root_device)
 
@@ -97,19 +99,19 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         self._in_epochs = True
 
     def teardown(self) -> None:
-        """Give the trainer back what it was told. What is on the shards stays."""
+        """Give the trainer its clipping norm back. What is on the shards stays."""
         if self._clip_grad_norm is not None:
             self._trainer.gradient_clip_val, self._clip_grad_norm = self._clip_grad_norm, None
         super().teardown()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The state from the shards on worker 0, which writes it; nothing on others."""
+        """Return the state from the shards on worker 0, which writes it; nothing on others."""
         if not self.is_global_zero:
             return {}
         return (optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The reduction of a tensor of at most 64 KiB over the workers."""
+        """Reduce a tensor, 64 KiB at most, over the workers."""
         return self.reduced(tensor, group, reduce_op)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -140,7 +142,7 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         self._before_evaluation()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Note why this worker leaves."""
+        """Keep the exception as the reason with which this worker leaves."""
         note_failure(exception)
 
     def _clipping(self, trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, float]:
@@ -195,18 +197,18 @@ _adopted: list[PsOptimizer] = []
 
 
 def note_adopted(optimizers: Iterable[PsOptimizer]) -> None:
-    """A trainer has adopted these."""
+    """Remember optimizers that a trainer has adopted."""
     _adopted.extend(optimizers)
 
 
 def optimizers_of(module: torch.nn.Module) -> list[PsOptimizer]:
-    """Those in use that train a parameter of ``module``."""
+    """Return the optimizers in use that train a parameter of ``module``."""
     trained = {id(parameter) for parameter in module.parameters()}
     return [each for each in _adopted if any(id(p) in trained for group in each.param_groups for p in group["params"])]
 
 
 def close_earlier(module: torch.nn.Module, own: Collection[PsOptimizer]) -> None:
-    """Close those of ``module``, whose parameters get new ones, and ``own``, which a trainer gives up.
+    """Close the optimizers of ``module``, whose parameters get new ones, and ``own``, which a trainer gives up.
 
     Each waits as ``cluster.barrier()`` does: all workers run the same trainers. Raises PsError.
     """

@@ -30,9 +30,9 @@ _WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FullyShardedD
 
 
 class Strategy(ABC):
-    """How one script trains: on one device, on replicas, or on parameter servers. Made by ``ps_worker.strategy``.
+    """How one script trains: on one device, on replicas, or on parameter servers. ``ps_worker.strategy`` makes it.
 
-    Each process of the job runs the script and is one replica. The loss is the mean over the replica's batch, and
+    Each process of the job runs the script and is one replica. The loss is the mean over the batch of the replica, and
     gradients are averaged over the replicas: nothing is divided by the global batch. A scheduler is stepped once per
     optimizer step. Used from one thread, best as ``with ps_worker.strategy() as s``.
     """
@@ -64,7 +64,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """The device of this replica."""
+        """Device of this replica."""
 
     @property
     @abstractmethod
@@ -74,11 +74,11 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def replicas(self) -> int:
-        """The number of processes that train."""
+        """Number of processes that train."""
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The replicas whose gradients are averaged in one update: what the global batch and a learning rate go by."""
+        """Number of replicas whose gradients are averaged in one update; global batch and learning rate go by it."""
         return self.replicas
 
     @property
@@ -95,13 +95,27 @@ class Strategy(ABC):
         clip_grad_norm: float | None = None,
         **arguments: Any,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """``model`` on this replica's device, with rank 0's values, and the optimizer that trains it.
+        """Move a model to this replica's device, give it the values of rank 0, and return it with the optimizer that
+        trains it.
 
-        ``optimizer`` is a class, made with ``arguments`` (``lr=…``), or one that is built already over the parameters
-        of ``model``, with the ``schedulers`` that are built on it. With ``clip_grad_norm`` each step clips the gradient
-        that it applies, the mean over the replicas in sync, to this norm. Every replica calls this alike. Raises
-        ConfigError for a model that is wrapped already, for arguments of a built optimizer and for a norm that is not
-        positive and finite; UnsupportedOptimizer for an optimizer that this strategy cannot run or was given before.
+        Every replica makes the same call.
+
+        Args:
+            model: The module.
+            optimizer: Class of the optimizer, made with ``arguments``; or an optimizer that is built over the
+                parameters of ``model``.
+            schedulers: Learning-rate schedulers that are built on a built optimizer.
+            clip_grad_norm: Norm to which each step clips the gradient that it applies: in sync, the mean over the
+                replicas.
+            **arguments: Arguments of the class, such as ``lr``.
+
+        Returns:
+            The model, wrapped where the strategy needs it, and the optimizer.
+
+        Raises:
+            ConfigError: The model is wrapped already, a built optimizer comes with arguments, or the norm is not
+                positive and finite.
+            UnsupportedOptimizer: This strategy cannot run the optimizer, or it was prepared before.
         """
         _check_model(model)
         _check_optimizer(optimizer, arguments)
@@ -139,15 +153,20 @@ class Strategy(ABC):
         return clip_in_steps(optimizer, norm)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The module that was given to ``prepare``."""
+        """Return the module that was given to ``prepare``."""
         return model
 
     def distribute(self, loader: Any) -> Any:
-        """The part of a DataLoader that is this replica's: in an epoch each sample goes to one replica, once.
+        """Return this replica's part of a DataLoader: in an epoch each sample goes to one replica, once.
 
         ``batch_size`` is per replica. Torch's random samplers draw the same order on every replica, a new one in each
-        epoch; a sampler of the user's own is kept, and has to yield the same on all. Raises ConfigError for data that
-        cannot be split, or is split by a DistributedSampler.
+        epoch. A sampler of the script's own is kept, and has to yield the same order on all replicas.
+
+        Args:
+            loader: The DataLoader.
+
+        Raises:
+            ConfigError: The data cannot be split, or a DistributedSampler has split it.
         """
         if loader in self._distributed:
             return loader
@@ -161,22 +180,43 @@ class Strategy(ABC):
     def _distribute(self, loader: Any) -> Any: ...
 
     def run(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """``function(*arguments, **named)`` on this replica, with the tensors in them on its device."""
+        """Call ``function(*arguments, **named)`` on this replica, with the tensors in the arguments on its device.
+
+        Args:
+            function: One step of the training, for example.
+            *arguments: See ``place``.
+            **named: See ``place``.
+
+        Returns:
+            What ``function`` returned.
+        """
         return function(*self.place(arguments), **self.place(named))
 
     def place(self, value: T) -> T:
-        """``value`` with every tensor in it on this replica's device."""
+        """Return a value with every tensor in it on this replica's device.
+
+        Args:
+            value: A tensor, or mappings, lists and tuples of tensors.
+        """
         return _mapped(lambda tensor: tensor.to(self.device, non_blocking=True), value)
 
     def accumulate(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """A context for all backward passes before an optimizer step but the last: gradients are not averaged there."""
+        """Return a context for all backward passes of an optimizer step but the last: gradients are not averaged there.
+
+        Args:
+            model: The prepared model.
+        """
         return nullcontext()
 
     def reduce(self, how: str, value: T) -> T:
-        """The "mean" or "sum" of ``value`` over the replicas, on all of them.
+        """Return a value reduced over the replicas, on all of them. Every replica makes the same call.
 
-        ``value``: a tensor of the same shape everywhere, a number, or a mapping or sequence of these. Every replica
-        calls it. Raises ConfigError for another ``how``.
+        Args:
+            how: "mean" or "sum".
+            value: A tensor of the same shape on every replica, a number, or a mapping or sequence of these.
+
+        Raises:
+            ConfigError: Another ``how``.
         """
         if how.lower() not in REDUCTIONS:
             raise ConfigError("reduce() cannot do this", expected=" or ".join(REDUCTIONS), actual=how)
@@ -191,7 +231,12 @@ class Strategy(ABC):
     def _all_reduce(self, how: str, tensor: Tensor) -> Tensor: ...
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all replicas, one after the other along the first dimension; its size may differ."""
+        """Return the tensors of all replicas, one after the other along the first dimension. Every replica makes the
+        same call.
+
+        Args:
+            tensor: [n, …], where n may differ between replicas; without dimensions it counts as [1].
+        """
         tensor = tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor.detach()
         return torch.cat(self._all_gather(tensor)) if self.replicas > 1 else tensor.clone()
 
@@ -199,7 +244,7 @@ class Strategy(ABC):
     def _all_gather(self, tensor: Tensor) -> list[Tensor]: ...
 
     def local_results(self, value: T) -> tuple[T, ...]:
-        """What the replicas of this process have: one value, for a process is one replica."""
+        """Return what the replicas of this process have: one value, for a process is one replica."""
         return (value,)
 
     @abstractmethod
@@ -207,12 +252,15 @@ class Strategy(ABC):
         """Wait until every replica has called this."""
 
     def refresh(self, model: nn.Module) -> None:  # noqa: B027 -- most strategies have nothing to do
-        """Bring the newest values into ``model``, for evaluation."""
+        """Put the newest values into ``model``, for evaluation."""
 
     def seed_replica(self, seed: int) -> None:
-        """Seed torch on this replica with a number of its own, so that dropout differs over the replicas.
+        """Seed torch on this replica with a number of its own, so that dropout differs between replicas.
 
-        Call it after the model is made: initial values are to be the same everywhere.
+        Call it after the model is made: initial values have to be the same everywhere.
+
+        Args:
+            seed: A number that is the same on all replicas.
         """
         torch.manual_seed((seed + self.rank) % 2**63)
 
@@ -224,16 +272,34 @@ class Strategy(ABC):
         state: dict[str, Any],
         epoch: int,
     ) -> None:
-        """Put the ``state_dict`` of a module and of its optimizer back, before ``epoch``. Every replica calls it."""
+        """Load saved values and state into a prepared model and its optimizer. Every replica makes the same call.
+
+        Args:
+            model: The prepared model.
+            optimizer: Its optimizer.
+            values: ``state_dict`` of the module.
+            state: ``state_dict`` of the optimizer.
+            epoch: The epoch that follows.
+        """
         self.unwrap(model).load_state_dict(values)
         optimizer.load_state_dict(state)
 
     def epoch(self, number: int) -> AbstractContextManager[Any]:
-        """Entered by ``fit`` for epoch ``number`` of all fits: ``barrier`` and ``reduce`` within belong to it."""
+        """Return the context that ``fit`` enters for an epoch: ``barrier`` and ``reduce`` within belong to it.
+
+        Args:
+            number: Number of the epoch, over all fits.
+        """
         return nullcontext()
 
     def continue_data(self, loader: Any, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-        """Have a loader that ``distribute`` has made begin with the order of ``epoch``."""
+        """Have a loader that ``distribute`` has made begin with the order of an epoch.
+
+        Args:
+            loader: The loader.
+            optimizer: The optimizer that trains with it.
+            epoch: Number of the epoch, from 0.
+        """
         for sampler in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)):
             start = getattr(sampler, "start_epochs", None)
             if start is not None:
@@ -258,19 +324,38 @@ class Strategy(ABC):
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
     ) -> History:
-        """Train a prepared ``model`` and return the numbers of each epoch.
+        """Train a prepared model, by the words of Keras, and return the numbers of each epoch.
 
-        ``data`` and ``validation`` are DataLoaders of (input, …, target), distributed here, or tuples of NumPy arrays
-        or tensors, of which ``batch_size`` samples make a batch of a replica. ``loss`` and ``metrics`` are functions of
-        output and target, means over a batch. ``accumulate`` batches make a step; ``scheduler`` is stepped after each.
-        ``precision`` is "fp32", "bf16" or "fp16". ``clip_grad_norm`` is that of ``prepare``, for this fit; where shards
-        make means of several workers it is to be given there.
+        Random numbers differ between replicas, so dropout does. After each epoch the chief writes ``checkpoint``; where
+        that file exists already, the fit continues from it. A worker that was started again while others train takes
+        its epoch, learning rate and history from the file, and the parameters from the shards.
 
-        After each epoch the chief writes ``checkpoint``; where that file is there already, on all replicas' hosts, the
-        fit continues from it. A worker that was started again while others train takes its epoch, learning rate and
-        history from there, and the parameters from the shards. ``progress`` shows a bar, by default on a terminal.
-        Replicas draw different random numbers, so dropout differs. Raises ConfigError for what does not fit,
-        UnsupportedOptimizer for one that needs a closure, DamagedData for another file.
+        Args:
+            model: The prepared model.
+            data: A DataLoader of (input, …, target), which is distributed here; or a tuple of NumPy arrays or tensors.
+            loss: Function of output and target: the mean over a batch.
+            epochs: Number of epochs.
+            steps_per_epoch: Most optimizer steps of an epoch. None: all data.
+            batch_size: Samples in a batch of a replica, where ``data`` are arrays.
+            validation: As ``data``: what is evaluated after each epoch.
+            metrics: Functions as ``loss``, by name.
+            accumulate: Batches that make one optimizer step.
+            precision: "fp32", "bf16" or "fp16".
+            clip_grad_norm: As in ``prepare``, for this fit; where shards average several workers, give it to
+                ``prepare``.
+            scheduler: Learning-rate scheduler, stepped after each optimizer step.
+            callbacks: See ``ps_worker.strategies.fit.Callback``.
+            checkpoint: File that is written after each epoch. It has to be readable on the hosts of all replicas.
+            progress: Show a bar. None: on a terminal.
+
+        Returns:
+            For each epoch "loss" and the metrics, over the samples of all replicas, and those of the validation with
+            the prefix "val_".
+
+        Raises:
+            ConfigError: The model is not prepared, or an argument does not fit.
+            UnsupportedOptimizer: The optimizer needs a closure.
+            DamagedData: ``checkpoint`` is another file.
         """
         optimizer = self._optimizers.get(model)
         if optimizer is None:
@@ -306,7 +391,16 @@ class Strategy(ABC):
         metrics: Mapping[str, Loss] | None = None,
         batch_size: int = 32,
     ) -> dict[str, float]:
-        """The mean loss and metrics over all samples of ``data``, the same on every replica, which all call it."""
+        """Return the mean loss and metrics over all samples. Every replica makes the same call, and gets the same
+        numbers.
+
+        Args:
+            model: The prepared model.
+            data: See ``fit``.
+            loss: See ``fit``.
+            metrics: See ``fit``.
+            batch_size: See ``fit``.
+        """
         return evaluate(self, model, as_loader(data, batch_size, shuffle=False), loss, metrics or {})
 
     @abstractmethod

@@ -23,12 +23,7 @@ _FIT, _RESTORE = "fit", "fit restores"
 
 
 class ParameterServer(Strategy):
-    """Variables on shards, which run the optimizer; workers at their own pace, or in step with ``mode="sync"``.
-
-    ``mode`` and ``staleness`` are set for the whole job (``Cluster.set_mode``); without ``mode`` the job keeps its own.
-    ``model_options`` are those of ``Cluster.optimizer``: wire, overlap, nonfinite, buffers, writes. The others are
-    those of ``connect``: with no address, the script has servers of its own.
-    """
+    """Variables on shards, which run the optimizer: workers at their own pace, or in step with ``mode="sync"``."""
 
     name: ClassVar[str] = "parameter_server"
 
@@ -50,7 +45,28 @@ class ParameterServer(Strategy):
         security: SecuritySettings | None = None,
         local: bool = True,
     ) -> None:
-        """Raises what ``connect`` and ``Cluster.set_mode`` raise."""
+        """Join a job; with no address, the script starts servers of its own.
+
+        Args:
+            coordinator: See ``ps_worker.connect``.
+            mode: Consistency mode of the whole job, see ``Cluster.set_mode``. None: the job keeps its own.
+            staleness: See ``Cluster.set_mode``.
+            backup: See ``Cluster.set_mode``.
+            grace_seconds: See ``Cluster.set_mode``.
+            model_options: Arguments of ``Cluster.optimizer``: wire, overlap, nonfinite, buffers, writes.
+            role: See ``ps_worker.connect``.
+            rank: See ``ps_worker.connect``.
+            device: See ``ps_worker.connect``.
+            transport: See ``ps_worker.connect``.
+            connect_timeout_seconds: See ``ps_worker.connect``.
+            reconnect_timeout_seconds: See ``ps_worker.connect``.
+            security: See ``ps_worker.connect``.
+            local: See ``ps_worker.connect``.
+
+        Raises:
+            ConfigError: An option does not fit.
+            PsError: As ``ps_worker.connect`` and ``Cluster.set_mode``.
+        """
         super().__init__()
         if mode is None and (staleness is not None or backup or grace_seconds):
             raise ConfigError(
@@ -231,9 +247,9 @@ class ParameterServer(Strategy):
 
 
 class CentralStorage(ParameterServer):
-    """Variables in this host's memory, shared with every replica, which all train in step (mode sync).
+    """Variables in the memory of this host, once for all replicas, which train in step (mode sync).
 
-    All processes are on one host: ``ps-run --strategy central_storage``. Batches are as many on each replica.
+    All processes are on one host: ``ps-run --strategy central_storage``. Every replica has as many batches.
     """
 
     name: ClassVar[str] = "central_storage"
@@ -247,7 +263,19 @@ class CentralStorage(ParameterServer):
         device: str | None = None,
         local: bool = True,
     ) -> None:
-        """Raises what ``connect`` raises, and ConfigError in an elastic job."""
+        """Join a job on this host.
+
+        Args:
+            coordinator: See ``ps_worker.connect``.
+            model_options: See ``ParameterServer``.
+            rank: See ``ps_worker.connect``.
+            device: See ``ps_worker.connect``.
+            local: See ``ps_worker.connect``.
+
+        Raises:
+            ConfigError: Workers of the job come and go.
+            PsError: As ``ps_worker.connect``.
+        """
         super().__init__(
             coordinator,
             mode="sync",

@@ -43,12 +43,7 @@ class ReplicatedModule(DistributedDataParallel):
 
 
 class DataParallel(Strategy):
-    """A replica per process, each with the whole model; gradients are averaged in the backward pass.
-
-    ``devices``: how many of this host's GPUs are used, or the device of each replica of this host, or "cpu".
-    ``communication``: "gloo", "nccl", or "auto", which is nccl on GPUs. ``timeout_seconds``: how long an exchange waits
-    for the others. ``module_options``: further arguments of DistributedDataParallel.
-    """
+    """A replica per process, each with the whole model, whose gradients DistributedDataParallel averages."""
 
     def __init__(
         self,
@@ -58,7 +53,18 @@ class DataParallel(Strategy):
         timeout_seconds: float = LONG_PATIENCE_SECONDS,
         module_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises ConfigError for what this machine cannot run, Unavailable when replicas do not come."""
+        """Wait for the other replicas.
+
+        Args:
+            devices: How many GPUs of this host are used, or the device of each replica of this host, or "cpu".
+            communication: "gloo", "nccl", or "auto", which is nccl on GPUs.
+            timeout_seconds: How long an exchange waits for the other replicas.
+            module_options: Further arguments of DistributedDataParallel.
+
+        Raises:
+            ConfigError: This machine cannot run it.
+            Unavailable: The other replicas do not come in time.
+        """
         super().__init__()
         place = placement(os.environ)
         self._check_place(place)

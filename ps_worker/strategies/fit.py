@@ -38,39 +38,68 @@ _KEYS = {"model", "optimizer", "scheduler", "scaler", "history"}
 
 
 class Callback:
-    """Does nothing; override what is of interest. The numbers are those of all replicas together."""
+    """What a script adds to a fit: override the methods of interest. All replicas call them alike.
+
+    The numbers that they get are those of all replicas together.
+    """
 
     def on_fit_begin(self, history: Sequence[Logs]) -> bool | None:
-        """Before the first epoch; ``history`` has the epochs of the checkpoint that is continued. True ends the fit."""
+        """Called before the first epoch.
+
+        Args:
+            history: The epochs of the checkpoint that the fit continues from.
+
+        Returns:
+            True to end the fit.
+        """
         return None
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Before epoch ``epoch``, from 0."""
+        """Called before epoch ``epoch``, from 0."""
 
     def on_step_end(self, step: int) -> None:
-        """After optimizer step ``step`` of this replica, from 1, over all epochs of this fit."""
+        """Called after optimizer step ``step`` of this replica, from 1, over all epochs of this fit."""
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> bool | None:
-        """After an epoch and its validation; True ends the fit."""
+        """Called after an epoch and its validation.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            logs: The numbers of the epoch, as in the history.
+
+        Returns:
+            True to end the fit.
+        """
         return None
 
 
 class EarlyStopping(Callback):
-    """Ends a fit when ``monitor`` has not fallen by more than ``min_delta`` for ``patience`` epochs."""
+    """Ends a fit when a number has not fallen by more than ``min_delta`` for ``patience`` epochs."""
 
     def __init__(self, monitor: str = "val_loss", patience: int = 3, min_delta: float = 0.0) -> None:
+        """Watch one number.
+
+        Args:
+            monitor: Its name in the history.
+            patience: Number of epochs.
+            min_delta: Least fall that counts.
+        """
         self._monitor, self._patience, self._min_delta = monitor, patience, min_delta
         self._best = float("inf")
         self._waited = 0
 
     def on_fit_begin(self, history: Sequence[Logs]) -> bool:
-        """Whether the patience was used up in the epochs of the checkpoint. Raises as ``on_epoch_end``."""
+        """Return whether the patience is used up in the epochs of the checkpoint."""
         self._best, self._waited = float("inf"), 0
         ends = [self.on_epoch_end(epoch, logs) for epoch, logs in enumerate(history)]
         return any(ends)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> bool:
-        """Whether the patience is used up. Raises KeyError for a ``monitor`` that is not in ``logs``."""
+        """Return whether the patience is used up.
+
+        Raises:
+            KeyError: ``monitor`` is not in ``logs``.
+        """
         if logs[self._monitor] < self._best - self._min_delta:
             self._best, self._waited = logs[self._monitor], 0
         else:
@@ -80,7 +109,7 @@ class EarlyStopping(Callback):
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Raises ConfigError for numbers out of range and for a precision that is not known."""
+    """The arguments of ``fit``. Raises ConfigError for numbers out of range and for an unknown precision."""
 
     loss: Loss
     epochs: int = 1

@@ -13,12 +13,19 @@ from ps_worker.strategies.base import Strategy, clip_in_steps
 
 
 class OneDevice(Strategy):
-    """One replica: model and optimizer are the user's own objects. ``device``: a GPU where there is one."""
+    """One replica: model and optimizer are the script's own objects."""
 
     name: ClassVar[str] = "one_device"
 
     def __init__(self, *, device: str | None = None) -> None:
-        """Raises ConfigError for a device that torch does not know."""
+        """Choose the device.
+
+        Args:
+            device: Torch device. None: a GPU where there is one.
+
+        Raises:
+            ConfigError: Torch does not know the device.
+        """
         super().__init__()
         check_device(device)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

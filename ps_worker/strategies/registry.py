@@ -31,15 +31,21 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def strategy(name: str | None = None, **options: Any) -> Strategy:
-    """The strategy called ``name``, which this process is a replica of from now on.
+    """Return the strategy of a name; this process is a replica of it from now on.
 
-    Without ``name`` it is that of ``PS_STRATEGY``, which ``ps-run --strategy`` sets; else the one that the environment
-    is made for: parameter_server with ``PS_COORDINATOR`` or a ``TF_CONFIG`` that has a ps, multi_worker_mirrored with
-    another ``TF_CONFIG`` or with torchrun's variables, and one_device without any. ``options`` are those of the
-    strategy's class (docs/strategies.md).
+    Args:
+        name: "one_device", "mirrored", "multi_worker_mirrored", "central_storage", "parameter_server", "tpu", or the
+            name of an entry point in the group ``torch_ps.strategies``. None: ``PS_STRATEGY``, which ``ps-run
+            --strategy`` sets; else what the environment is made for: parameter_server with ``PS_COORDINATOR`` or a
+            ``TF_CONFIG`` that has a ps, multi_worker_mirrored with another ``TF_CONFIG`` or the variables of torchrun,
+            else one_device.
+        **options: Arguments of the class of the strategy.
 
-    Raises ConfigError, before anything is started, for a name or an option that is not known, and for a strategy that
-    this machine cannot run.
+    Returns:
+        The strategy, best used in a ``with`` block.
+
+    Raises:
+        ConfigError: A name or option is unknown, or this machine cannot run the strategy; nothing was started.
     """
     uncaught.install()
     name = name or chosen_name(os.environ)
