@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -27,7 +28,54 @@ log = EventLogger("ps_worker")
 _COORDINATOR = ServerName(ServerKind.COORDINATOR)
 
 
-class RayServers:
+class RayActors(ABC):
+    """The actors of one kind, by name: those that are lost are started again, when they are due. Used by one thread."""
+
+    def __init__(self, restarts: int) -> None:
+        self._restarts = Restarts(restarts)
+        self._actors: dict[Any, Any] = {}
+        #: Those that were killed because they hang, until they have ended.
+        self._ending: set[Any] = set()
+        #: Those that wait for their restart, and until when.
+        self._due: dict[Any, float] = {}
+
+    def actor(self, name: Any) -> Any:
+        """The handle of the present actor of ``name``. Raises KeyError. Called by any thread."""
+        return self._actors[name]
+
+    @abstractmethod
+    def _launch(self, name: Any) -> None:
+        """Start an actor of ``name``, and call ``_launched``."""
+
+    def _launched(self, name: Any, actor: Any) -> None:
+        self._actors[name] = actor
+        self._restarts.started(name, time.monotonic())
+
+    def _starts_again(self, name: Any, how: str) -> bool:
+        """End the actor of ``name``, which ended as ``how`` describes; whether it will be started again."""
+        end_actor(self._actors.pop(name))
+        pause_seconds = self._restarts.take(name, time.monotonic())
+        if pause_seconds is None:
+            return False
+        log.warning(
+            "ray.restart",
+            "RayCluster: %s; starting it again in %g s (restart %d of %d)",
+            how,
+            pause_seconds,
+            self._restarts.used,
+            self._restarts.total,
+        )
+        self._due[name] = time.monotonic() + pause_seconds
+        return True
+
+    def _launch_due(self) -> None:
+        now = time.monotonic()
+        for name in [name for name, due in self._due.items() if due <= now]:
+            del self._due[name]
+            self._launch(name)
+
+
+class RayServers(RayActors):
     """Made, started and closed by the user's thread; from ``start`` to ``close`` a thread watches. ``failure`` and
     ``actor`` may be read by any thread.
     """
@@ -42,22 +90,17 @@ class RayServers:
         """``host``: the address that all servers listen on; empty: that of their node. ``ask``: makes what asks the
         coordinator at an address for servers that it has lost; by default ``requests_of``.
         """
+        super().__init__(plan.server_restarts)
         self._ask = ask or requests_of
         self._requests: WorkerRequests | None = None
         self._plan = plan
         self._reservation = reservation
         self._host = host
         self._bundles = {server: bundle for bundle, server in enumerate(plan.servers())}
-        self._budget = Restarts(plan.server_restarts)
-        self._actors: dict[ServerName, Any] = {}
         #: The call of each server that ends with it.
         self._serving: dict[Any, ServerName] = {}
         #: The call of each actor that returns the host and the number of its server's process.
         self._processes: dict[ServerName, Any] = {}
-        #: Servers whose actors were killed because they hang, until these have ended.
-        self._ending: set[ServerName] = set()
-        #: Servers that wait for their restart, and until when.
-        self._due: dict[ServerName, float] = {}
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher of Ray actors", daemon=True)
         #: host:port of the coordinator.
@@ -78,10 +121,6 @@ class RayServers:
                 self._address(server, deadline)
         self._requests = self._ask(self._plan, self.address)
         self._watcher.start()
-
-    def actor(self, server: ServerName) -> Any:
-        """The handle of its present actor. Raises KeyError."""
-        return self._actors[server]
 
     def close(self) -> None:
         """Stop all servers, the coordinator last, and end their actors. Safe to repeat.
@@ -113,10 +152,9 @@ class RayServers:
             .options(max_concurrency=SERVER_CALLS, **self._reservation.options(self._bundles[server]))
             .remote(server, self._plan, self._host)
         )
-        self._actors[server] = actor
+        self._launched(server, actor)
         self._serving[actor.serve.remote(self.address)] = server
         self._processes[server] = actor.process.remote()
-        self._budget.started(server, time.monotonic())
 
     def _address(self, server: ServerName, deadline: float) -> str:
         """Where it serves. Raises Unavailable."""
@@ -140,10 +178,7 @@ class RayServers:
             for call in ended:
                 self._on_end(call)
             self._end_hanging()
-            now = time.monotonic()
-            for server in [server for server, due in self._due.items() if due <= now]:
-                del self._due[server]
-                self._launch(server)
+            self._launch_due()
             if self.failure is not None:
                 return
 
@@ -182,27 +217,15 @@ class RayServers:
         if server in self._ending:
             self._ending.discard(server)
             how = f"{server} hung and was killed"
-        end_actor(self._actors.pop(server))
         if not self._plan.keeps_state:
+            end_actor(self._actors.pop(server))
             self.failure = StateLost(how, remedy="give RayCluster() a data_dir: servers then continue from it")
             return
-        pause_seconds = self._budget.take(server, time.monotonic())
-        if pause_seconds is None:
+        if not self._starts_again(server, how):
             self.failure = Unavailable(
-                f"{how}; all {self._budget.total} restarts of servers are used",
+                f"{how}; all {self._restarts.total} restarts of servers are used",
                 remedy="see its log; RayCluster(server_restarts=…) allows more",
             )
-            return
-        used, total = self._budget.used, self._budget.total
-        log.warning(
-            "ray.restart",
-            "RayCluster: %s; starting it again in %g s (restart %d of %d)",
-            how,
-            pause_seconds,
-            used,
-            total,
-        )
-        self._due[server] = time.monotonic() + pause_seconds
 
     def _stop(self, servers: list[ServerName], seconds: float) -> str:
         """Stop ``servers`` and end their actors; the last lines of one that could not have a checkpoint written."""

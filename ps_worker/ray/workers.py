@@ -13,17 +13,16 @@ from ps_protocol import times
 from ps_protocol.client.worker_requests import Wanted
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import Fenced, PsError, Retryable, Unavailable
-from ps_protocol.launch.restarts import Restarts
 from ps_protocol.logs import EventLogger
 from ps_worker.ray.actors import WorkerActor
 from ps_worker.ray.placement import Reservation, options_of
 from ps_worker.ray.plan import RayPlan
-from ps_worker.ray.servers import end_actor
+from ps_worker.ray.servers import RayActors, end_actor
 
 log = EventLogger("ps_worker")
 
 
-class RayWorkers:
+class RayWorkers(RayActors):
     """Called by the user's thread; ``actor`` by any. ``close`` ends all workers, also those that still run."""
 
     def __init__(
@@ -35,19 +34,14 @@ class RayWorkers:
         arguments: Sequence[Any],
     ) -> None:
         """``environment_of``: the variables of the worker of a rank. Nothing is started yet."""
+        super().__init__(plan.worker_restarts)
         self._plan = plan
         self._reservation = reservation
         self._environment_of = environment_of
         self._train_fn = train_fn
         self._arguments = tuple(arguments)
-        self._budget = Restarts(plan.worker_restarts)
-        self._actors: dict[int, Any] = {}
         #: The call of each worker that runs.
         self._running: dict[Any, int] = {}
-        #: Ranks whose actors were killed because they hang, until these have ended.
-        self._ending: set[int] = set()
-        #: Ranks that wait for their restart, and until when.
-        self._due: dict[int, float] = {}
         #: Ranks whose actors were killed because the job is to have fewer, until these have ended.
         self._leaving: set[int] = set()
         #: Ranks whose function has returned since the job was scaled last.
@@ -86,15 +80,8 @@ class RayWorkers:
                 time.sleep(0.2)
             for call in ended:
                 self._on_end(call, results)
-            now = time.monotonic()
-            for rank in [rank for rank, due in self._due.items() if due <= now]:
-                del self._due[rank]
-                self._launch(rank)
+            self._launch_due()
         return [results[rank] for rank in sorted(results)]
-
-    def actor(self, rank: int) -> Any:
-        """The handle of the present actor of worker ``rank``. Raises KeyError."""
-        return self._actors[rank]
 
     def close(self) -> None:
         """End all actors."""
@@ -136,19 +123,18 @@ class RayWorkers:
         if self._reservation is not None and rank < self._plan.workers:
             options = self._reservation.options(rank)
         actor = ray.remote(WorkerActor).options(**options).remote(rank)
-        self._actors[rank] = actor
+        self._launched(rank, actor)
         self._running[actor.run.remote(self._train_fn, self._arguments, self._environment_of(rank))] = rank
-        self._budget.started(rank, time.monotonic())
 
     def _end_hanging(self, ranks: Iterable[int]) -> None:
         """End the actors of workers that the coordinator has lost, as far as they would be started again."""
         for rank in ranks:
             if rank not in self._running.values() or rank in self._ending:
                 continue
-            if self._budget.age(rank, time.monotonic()) < times.JOINING_SECONDS:
+            if self._restarts.age(rank, time.monotonic()) < times.JOINING_SECONDS:
                 continue
-            if self._budget.used + len(self._ending) >= self._budget.total:
-                total = self._budget.total
+            if self._restarts.used + len(self._ending) >= self._restarts.total:
+                total = self._restarts.total
                 log.warning(
                     "ray.hanging",
                     "RayCluster: worker %d is lost to the coordinator; all %d restarts are used",
@@ -181,33 +167,15 @@ class RayWorkers:
             if not isinstance(raised, Retryable | Fenced):
                 raise raised from error
             if not self._starts_again(rank, f"worker {rank} ended with {type(raised).__name__}: {raised}"):
-                raised.add_note(f"all {self._budget.total} restarts of workers are used")
+                raised.add_note(f"all {self._restarts.total} restarts of workers are used")
                 raise raised from error
         except RayActorError as error:
             if not self._starts_again(rank, f"worker {rank} was lost ({type(error).__name__})"):
                 raise Unavailable(
-                    f"worker {rank} was lost, and all {self._budget.total} restarts of workers are used",
+                    f"worker {rank} was lost, and all {self._restarts.total} restarts of workers are used",
                     actual=str(error),
                     remedy="RayCluster(worker_restarts=…) allows more",
                 ) from error
-
-    def _starts_again(self, rank: int, how: str) -> bool:
-        """Whether a restart is left for worker ``rank``, which ended as ``how`` says; it is started when it is due."""
-        pause_seconds = self._budget.take(rank, time.monotonic())
-        if pause_seconds is None:
-            return False
-        end_actor(self._actors.pop(rank))
-        used, total = self._budget.used, self._budget.total
-        log.warning(
-            "ray.restart",
-            "RayCluster: %s; starting it again in %g s (restart %d of %d)",
-            how,
-            pause_seconds,
-            used,
-            total,
-        )
-        self._due[rank] = time.monotonic() + pause_seconds
-        return True
 
 
 def _of_the_function(error: RayTaskError, rank: int) -> Exception:
