@@ -16,14 +16,14 @@ from time import monotonic_ns
 from types import SimpleNamespace
 
 from benchmarks.step_share import Cost, shares
-from ps_protocol.cluster.answers import StepAnswer
+from ps_protocol.cluster.answers import Outcome, StepAnswer
 from ps_protocol.tracing.trace_file import FileTracer
 from ps_server.consistency import WorkerKey
 from ps_server.shard.step.push_trace import PushTracing
 from ps_worker.step.push_trace import PushTrace
 
 STEPS = 4_000
-ANSWER = StepAnswer(1, "APPLIED", 1)
+ANSWER = StepAnswer(1, Outcome.APPLIED, 1)
 
 
 def worker_step(tracer: FileTracer, number: int) -> str:

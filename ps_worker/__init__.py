@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if importlib.util.find_spec("torch") is None:
     raise ImportError("ps_worker needs torch, which is not installed: pip install 'torch-ps[worker]'", name="torch")
 
+from ps_protocol.cluster.answers import Outcome
 from ps_protocol.errors import (
     ConfigError,
     DamagedData,
@@ -52,7 +53,7 @@ from ps_worker import optimizers, rows, security, tables
 from ps_worker.cluster import Cluster
 from ps_worker.connection import connect
 from ps_worker.optimizer import PsOptimizer as Optimizer
-from ps_worker.step.summary import Outcome, StepSummary
+from ps_worker.step.summary import StepSummary
 from ps_worker.strategies.base import Strategy
 from ps_worker.strategies.registry import strategy
 

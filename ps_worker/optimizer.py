@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from ps_protocol.cluster.answers import Outcome
 from ps_protocol.errors import UnsupportedOptimizer
 from ps_protocol.model.spec import Options
 from ps_protocol.wire.convert.options import changed_options
@@ -27,7 +28,7 @@ from ps_worker.model.declare import Declaration, group_options, is_immutable
 from ps_worker.model.remote_state import StateOnShards
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel, StepOptions
-from ps_worker.step.summary import Outcome, StepSummary, Style, checked_weight
+from ps_worker.step.summary import StepSummary, Style, checked_weight
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.groups import TableGroups
 

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ps_protocol.cluster.answers import Outcome
+
 
 class Position(NamedTuple):
     """How far a worker has come, ordered by phase, then clock."""
@@ -74,14 +76,14 @@ class Verdict(enum.Enum):
 
 
 OUTCOMES = {
-    Verdict.APPLY: "APPLIED",
-    Verdict.HOLD: "APPLIED",
-    Verdict.DUPLICATE: "DUPLICATE",
-    Verdict.LATE: "LATE",
-    Verdict.STALE: "STALE",
-    Verdict.SKIP: "SKIPPED",
+    Verdict.APPLY: Outcome.APPLIED,
+    Verdict.HOLD: Outcome.APPLIED,
+    Verdict.DUPLICATE: Outcome.DUPLICATE,
+    Verdict.LATE: Outcome.LATE,
+    Verdict.STALE: Outcome.STALE,
+    Verdict.SKIP: Outcome.SKIPPED,
 }
-"""What a worker is told when its push is answered, unless that says more."""
+"""The outcome in the answer to a push, by its verdict."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from ps_protocol import times
+from ps_protocol.cluster.answers import Outcome
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, Retryable, StateLost, StorageFull
 from ps_protocol.logs import EventLogger
@@ -32,7 +33,7 @@ from ps_worker.session.session import Session
 from ps_worker.step.first_values import FirstValues
 from ps_worker.step.gradients import Gradients
 from ps_worker.step.shard_stream import ShardStream
-from ps_worker.step.summary import PLAIN, Outcome, StepPush, StepSummary, StreamPosition, Style
+from ps_worker.step.summary import PLAIN, StepPush, StepSummary, StreamPosition, Style
 from ps_worker.tables.lookup import Lookup, Position
 from ps_worker.tables.row_payloads import InitialRows, RowRouter
 

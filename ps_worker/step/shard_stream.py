@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer
+from ps_protocol.cluster.answers import Answer, Outcome, RowsAnswer, StepAnswer
 from ps_protocol.cluster.requests import OpenRequest, PushHeader
 from ps_protocol.cluster.transport import IN_CLEAR
 from ps_protocol.errors import InternalError, PsError, Unavailable
@@ -26,7 +26,7 @@ from ps_worker.step.gradients import Gradients
 from ps_worker.step.pending_lookups import PendingLookups
 from ps_worker.step.push_trace import PushTrace
 from ps_worker.step.shard_values import ShardValues
-from ps_worker.step.summary import OUTCOMES, Outcome, StepPush, StepSummary, StreamPosition, Style
+from ps_worker.step.summary import StepPush, StepSummary, StreamPosition, Style
 from ps_worker.step.torch_versions import TorchVersions
 from ps_worker.tables.lookup import Position, ShardLookup
 from ps_worker.tables.row_payloads import NO_ROWS, RowRouter
@@ -239,8 +239,7 @@ class ShardStream:
         if result is None:
             return None
         self.is_pushing = False
-        if (outcome := OUTCOMES.get(result.outcome)) is None:
-            raise InternalError(f"{self.peer} answered with an unknown outcome", actual=result.outcome)
+        outcome = result.outcome
         if outcome is not Outcome.REFUSED:
             self.version = result.version
         if outcome is Outcome.APPLIED:

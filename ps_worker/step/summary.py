@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ps_protocol.cluster.answers import Outcome
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Options
@@ -14,26 +15,6 @@ from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import TraceSpan
 from ps_protocol.wire.formats import RAW, Wire
 from ps_worker.tables.row_payloads import RowUpdate
-
-
-class Outcome(enum.IntEnum):
-    """What a shard did with a push. A higher value means that less of the push was applied."""
-
-    APPLIED = 1
-    #: Applied before, with the same sequence: the answer had been lost.
-    DUPLICATE = 2
-    #: Non-finite and skipped by policy.
-    SKIPPED = 3
-    #: async, ssp: above the staleness threshold, not applied.
-    STALE = 4
-    #: sync: its step was applied without it.
-    LATE = 5
-    #: Refused with an error.
-    REFUSED = 6
-
-
-OUTCOMES = dict(Outcome.__members__)
-"""By name, as shards tell them."""
 
 
 class Writes(enum.Enum):

@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply, WaitingAnswer
-from ps_protocol.errors import InternalError, PsError, Unavailable
+from ps_protocol.errors import InternalError, InvalidRequest, PsError, Unavailable
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.wire.chunks import STEP_REPLIES, ChunkedStream, ChunkReceiver
 from ps_protocol.wire.convert.step import reply_from_bytes
@@ -77,11 +77,19 @@ def read_message(replies: Iterator[bytes], peer: Peer) -> bytes:
 
 
 def parse_reply(data: bytes | bytearray, peer: Peer) -> StepReply:
-    """Raises InternalError for bytes that are no StepReply, for a chunk, and for a message without a known body."""
+    """Raises InternalError for bytes that are no StepReply, for a chunk, and for what this version does not know."""
     try:
         reply = reply_from_bytes(bytes(data))
     except DecodeError as error:
         raise InternalError(f"{peer} sent bytes that are no StepReply", shard=str(peer.shard)) from error
+    except InvalidRequest as error:
+        raise InternalError(
+            f"{peer} sent a message that is not understood: {error.message}",
+            shard=str(peer.shard),
+            expected=error.expected,
+            actual=error.actual,
+            remedy=error.remedy,
+        ) from error
     if isinstance(reply, str):
         raise InternalError(f"{peer} sent {reply} instead of a result", shard=str(peer.shard))
     return reply

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.model.spec import ShardMap
-from ps_server.consistency import Tracker, TrackerState, Verdict
+from ps_server.consistency import OUTCOMES, Tracker, TrackerState, Verdict
 from ps_server.log.durable import DurableLog
 from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, MemoryLog, Released
 from ps_server.shard import placing, quiesce, registry
@@ -23,13 +23,7 @@ from simulation.observers.checkpoints import tell_of_checkpoint
 from simulation.observers.moves import owners_of, pieces_of
 from simulation.observers.subjects import Subjects, Wrappers
 
-_VERDICTS = {
-    "APPLIED": Verdict.APPLY,
-    "DUPLICATE": Verdict.DUPLICATE,
-    "LATE": Verdict.LATE,
-    "STALE": Verdict.STALE,
-    "SKIPPED": Verdict.SKIP,
-}
+_VERDICTS = {outcome: verdict for verdict, outcome in OUTCOMES.items() if verdict is not Verdict.HOLD}
 
 
 class ShardObservers:

@@ -9,10 +9,10 @@ import numpy as np
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
+from ps_protocol.cluster.answers import Outcome
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import Unavailable
 from ps_worker.step.shard_stream import ShardStream
-from ps_worker.step.summary import Outcome
 from simulation.observers.subjects import Subjects, Wrappers
 from simulation.truth import RowValues
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from ps_protocol.cluster.answers import Outcome
 from ps_protocol.errors import Fenced, InvalidRequest, NonFiniteGradient, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
@@ -52,7 +53,7 @@ def test_steps_of_every_size_are_those_of_one_process(transport, shapes):
             for number, step in enumerate(steps, 1):
                 worker.forget()
                 result = worker.exchange(step)
-                assert (result.outcome, result.version, result.sequence) == ("APPLIED", number, number)
+                assert (result.outcome, result.version, result.sequence) == (Outcome.APPLIED, number, number)
                 assert_same(worker.values, trained(initial, *steps[:number]))
         wait_until(lambda: is_idle(model))
 
@@ -67,7 +68,7 @@ def test_absent_slices_in_hundreds_of_pieces_are_left_alone(transport):
             assert_same(worker.values, trained(initial, step))
             # No gradient at all is a step too.
             result = worker.exchange([None] * 1200)
-            assert (result.outcome, result.version) == ("APPLIED", 2)
+            assert (result.outcome, result.version) == (Outcome.APPLIED, 2)
             assert_same(worker.values, trained(initial, step))
         wait_until(lambda: is_idle(model))
 
@@ -97,7 +98,7 @@ def test_a_skipped_step_moves_the_clock_and_carries_nothing(transport):
         model, initial = begin(shard, *LARGE)
         with line(shard, model, transport) as worker:
             result = worker.exchange(whole_numbers(model, 1), skipped=True)
-            assert (result.outcome, result.version, result.clock) == ("SKIPPED", 0, 1)
+            assert (result.outcome, result.version, result.clock) == (Outcome.SKIPPED, 0, 1)
             assert_same(worker.values, initial)
             step = whole_numbers(model, 2)
             worker.exchange(step)
@@ -116,7 +117,7 @@ def test_a_repeated_push_is_answered_again_and_not_applied_again(transport, shap
         with line(shard, model, transport) as again:
             assert (again.opened.last_sequence, again.opened.clock) == (1, 1)
             result = again.exchange(step, sequence=1, clock=1)
-            assert (result.outcome, result.version) == ("DUPLICATE", 1)
+            assert (result.outcome, result.version) == (Outcome.DUPLICATE, 1)
             assert_same(again.values, trained(initial, step))
         wait_until(lambda: is_idle(model))
 
@@ -129,7 +130,7 @@ def test_an_arrival_sent_behind_a_push_is_taken_in_order(transport):
             two.carrier.arrive(0)  # it holds nobody back in phase 0
             one.push(step)
             one.carrier.arrive(0)
-            assert one.receive().outcome == "APPLIED"
+            assert one.receive().outcome == Outcome.APPLIED
             assert_same(one.values, trained(initial, step))
             wait_until(lambda: [s.position.phase for s in model.tracker.clocks()] == [1, 1])
         wait_until(lambda: is_idle(model))
@@ -191,7 +192,7 @@ def test_a_refused_push_is_an_error_in_its_answer_and_the_stream_goes_on(transpo
         bad[1][2] = float("nan")
         with line(shard, model, transport) as worker:
             result = worker.exchange(bad)
-            assert (result.outcome, result.error.code) == ("REFUSED", NonFiniteGradient.code)
+            assert (result.outcome, result.error.code) == (Outcome.REFUSED, NonFiniteGradient.code)
             assert result.error.variable == "v1"
             worker.exchange(good)
             assert_same(worker.values, trained(initial, good))

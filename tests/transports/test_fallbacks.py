@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import torch
 
+from ps_protocol.cluster.answers import Outcome
 from ps_protocol.errors import PsError
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_server.shard.config import ShardConfig, SideChannelConfig
@@ -150,7 +151,7 @@ def test_a_stream_falls_back_each_time_it_is_opened(monkeypatch):
                     broken.setattr(SideChannels, "port", free_port())
                 worker = Line(shard, model, "bulk")
                 assert worker.transport == ("grpc" if attempt == 1 else "bulk")
-                assert worker.exchange([None, None, None]).outcome == "APPLIED"
+                assert worker.exchange([None, None, None]).outcome == Outcome.APPLIED
                 worker.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps_protocol.cluster.answers import RowsAnswer, StepAnswer
+from ps_protocol.cluster.answers import Outcome, RowsAnswer, StepAnswer
 from ps_protocol.cluster.requests import LookupHeader, PushHeader
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.tables import RowCount, RowInit
@@ -71,7 +71,7 @@ def test_rows_come_and_gradients_go(transport, count, shapes):
             before = look_up(worker, ids)
             gradient = np.random.default_rng(0).integers(-9, 9, (count, DIM)).astype(np.float32)
             for step in range(1, 4):
-                assert push_rows(worker, ids, gradient).outcome == "APPLIED"
+                assert push_rows(worker, ids, gradient).outcome == Outcome.APPLIED
                 assert np.allclose(look_up(worker, ids, step + 1), before - 0.5 * step * gradient, atol=1e-5)
             assert model.tables[0].rows == count
 

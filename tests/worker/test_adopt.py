@@ -12,9 +12,9 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError, UnsupportedOptimizer
+from ps_worker import Outcome
 from ps_worker.adopt import adopt_optimizer
 from ps_worker.optimizer import PsOptimizer
-from ps_worker.step.summary import Outcome
 from tests.worker.fakes import FakeSession, job
 
 Build = Callable[[nn.Module], torch.optim.Optimizer]

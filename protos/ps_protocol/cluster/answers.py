@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import OptionDifference
+
+
+class Outcome(enum.IntEnum):
+    """What a shard did with a push. A higher value means that less of the push was applied."""
+
+    APPLIED = 1
+    #: Applied before, with the same sequence: the answer had been lost.
+    DUPLICATE = 2
+    #: Non-finite and skipped by policy.
+    SKIPPED = 3
+    #: async, ssp: above the staleness threshold, not applied.
+    STALE = 4
+    #: sync: its step was applied without it.
+    LATE = 5
+    #: Refused with an error.
+    REFUSED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +88,7 @@ class StepAnswer:
 
     #: Of the push; 0: the answer to a fetch or a pull.
     sequence: int = 0
-    #: The name of the outcome, as "APPLIED"; a number that this version does not know as it came.
-    outcome: str = "APPLIED"
+    outcome: Outcome = Outcome.APPLIED
     version: int = 0
     staleness: int = 0
     clock: int = 0

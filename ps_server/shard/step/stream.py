@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from ps_protocol import times as shared
-from ps_protocol.cluster.answers import RowsAnswer, StepAnswer, WaitingAnswer
+from ps_protocol.cluster.answers import Outcome, RowsAnswer, StepAnswer, WaitingAnswer
 from ps_protocol.cluster.requests import (
     ArriveRequest,
     FetchRequest,
@@ -371,7 +371,7 @@ class StepStream:
             refused = answer_to(push, self._model)
             await self._transport.send(refused)
             if push.trace is not None:
-                push.trace.end(refused.outcome)
+                push.trace.end(refused.outcome.name)
             return
         if push.trace is not None:
             push.trace.has_turn()
@@ -387,7 +387,7 @@ class StepStream:
             result.waited_for = reason
         await self._reply(result, push.info, push.trace)
         if push.trace is not None:
-            push.trace.end(result.outcome)
+            push.trace.end(result.outcome.name)
 
     async def _answer_lookup(self, asked: RequestedLookup) -> None:
         """Send the rows, or why there are none. Raises what stopped the model, ConnectionError."""
@@ -443,7 +443,7 @@ class StepStream:
                 if trace is not None:
                     trace.sends()
                 if info is not None and (error := self._model.skipped(info)) is not None:
-                    answer.outcome, answer.error = "SKIPPED", error
+                    answer.outcome, answer.error = Outcome.SKIPPED, error
                     self._counters.dropped += 1
                 raw = self._codec is not None and self._codec.needs_raw
                 if answer.sequence and not raw:
@@ -480,7 +480,9 @@ async def send_published(
 def answer_to(push: IncomingPush, model: ShardModel) -> StepAnswer:
     """The answer to one push, without parameters."""
     info, decision = push.info, push.decision
-    answer = StepAnswer(info.sequence, "REFUSED", model.tracker.version, clock=info.position.clock, error=push.error)
+    answer = StepAnswer(
+        info.sequence, Outcome.REFUSED, model.tracker.version, clock=info.position.clock, error=push.error
+    )
     if decision is None:
         return answer
     answer.outcome = OUTCOMES[decision.verdict]

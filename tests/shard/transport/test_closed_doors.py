@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ps_protocol.cluster.answers import Outcome
 from ps_protocol.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from ps_protocol.security.settings import BulkSecurity
 from ps_protocol.v1 import shard_pb2 as pb
@@ -166,7 +167,7 @@ def goes_on_over_grpc(caplog, certificates, asked: str, why: str, *, shard=None,
         line = Line(running, model, asked, security=worker)
         try:
             assert line.transport == "grpc"
-            assert line.exchange([None] * model.layout.parameter_slices).outcome == "APPLIED"
+            assert line.exchange([None] * model.layout.parameter_slices).outcome == Outcome.APPLIED
         finally:
             line.close()
             line.release()
@@ -210,7 +211,7 @@ def test_payloads_in_clear_take_the_word_of_both_sides(caplog, certificates):
         line = Line(running, model, "bulk", security=certificates.worker(bulk=TOKEN_ONLY))
         assert line.transport == "bulk"
         assert line.carrier.in_clear
-        assert line.exchange([None] * model.layout.parameter_slices).outcome == "APPLIED"
+        assert line.exchange([None] * model.layout.parameter_slices).outcome == Outcome.APPLIED
         line.close()
         line.release()
 

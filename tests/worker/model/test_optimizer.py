@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from ps_protocol.errors import NonFiniteGradient, UnsupportedOptimizer
-from ps_worker.step.summary import Outcome
+from ps_worker import Outcome
 from tests.worker.fakes import FakeSession
 from tests.worker.model.optimizers import assert_same, declare, network, train
 

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from ps_protocol.model.spec import Options
+from ps_worker import Outcome
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import build_spec
 from ps_worker.step.gradients import Gradients
 from ps_worker.step.pipeline import StepPipeline
-from ps_worker.step.summary import Outcome, StepPush, StepSummary
+from ps_worker.step.summary import StepPush, StepSummary
 from tests.worker.fakes import FakeSession, job
 
 OPTIONS: tuple[Options, ...] = ({},)

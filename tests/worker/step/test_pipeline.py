@@ -16,7 +16,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.spec import Options
 from ps_protocol.wire.convert.options import options_from_pb
-from ps_worker.step.summary import Outcome
+from ps_worker import Outcome
 from tests.worker.fakes import FakeSession
 from tests.worker.step.stepping import started
 

@@ -13,7 +13,7 @@ from ps_protocol.errors import (
     StorageFull,
     Unavailable,
 )
-from ps_worker.step.summary import Outcome
+from ps_worker import Outcome
 from tests.support.shards import wait_until
 from tests.worker.fakes import FakeSession
 from tests.worker.step.stepping import Worker, started

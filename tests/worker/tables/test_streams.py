@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from ps_protocol.errors import InvalidRequest, ModelMoved, Unavailable
-from ps_worker import rows
-from ps_worker.step.summary import Outcome
+from ps_worker import Outcome, rows
 from ps_worker.tables import Embedding, EmbeddingBag, EmbeddingBags, Table
 from ps_worker.tables.prefetch import Prefetch
 from tests.support.seeds import drawn_seed

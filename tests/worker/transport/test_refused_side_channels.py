@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ps_protocol.cluster.answers import Outcome
 from ps_protocol.cluster.requests import PushHeader
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
@@ -47,7 +48,7 @@ def goes_on_over_grpc(stream: ClientTransport) -> None:
     assert stream.transport is Transport.GRPC
     assert stream.alive
     stream.push(PushHeader(sequence=1, skipped=True), ())
-    assert stream.receive(lambda _: []).outcome == "SKIPPED"
+    assert stream.receive(lambda _: []).outcome == Outcome.SKIPPED
 
 
 @BOTH

@@ -112,10 +112,10 @@ def test_a_region_is_read_from_where_its_number_says():
         for number, value in ((1, b"a"), (2, b"b")):
             fd = memfd(SIZE)
             os.pwrite(fd, value * SIZE, 0)
-            say(sock, fd, result=pb.StepResult(sequence=number, payload_bytes=SIZE, segment=number))
+            say(sock, fd, result=pb.StepResult(sequence=number, outcome=1, payload_bytes=SIZE, segment=number))
             os.close(fd)
             assert hear(sock).WhichOneof("body") == "release"
-        say(sock, result=pb.StepResult(sequence=3, payload_bytes=SIZE, segment=1))
+        say(sock, result=pb.StepResult(sequence=3, outcome=1, payload_bytes=SIZE, segment=1))
         assert hear(sock).WhichOneof("body") == "release"
 
     with opened(SHM, then(lends)) as (stream, _):

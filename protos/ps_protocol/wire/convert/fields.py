@@ -54,7 +54,7 @@ class EnumNumbers(Generic[E]):
         """Raises InvalidRequest for ``number``."""
         raise InvalidRequest(
             f"{what} {number} is not known here",
-            expected=", ".join(f"{known} ({each.value})" for each, known in self.numbers.items()),
+            expected=", ".join(f"{known} ({each.name.lower()})" for each, known in self.numbers.items()),
             actual=str(number),
             remedy="use the same torch-ps on both sides",
         )

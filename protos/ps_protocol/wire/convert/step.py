@@ -27,8 +27,7 @@ from ps_protocol.wire.formats import wire_from_pb, wire_to_pb
 from ps_protocol.wire.frames import SPLIT_BYTES, split_payload, varint
 
 _TRANSPORTS = EnumNumbers(Transport, pb_common.Transport.DESCRIPTOR)
-_OUTCOMES = {number: name.removeprefix("OUTCOME_") for name, number in pb.Outcome.items()}
-_OUTCOME_NUMBERS: Mapping[str, pb.Outcome] = {name: getattr(pb, f"OUTCOME_{name}") for name in _OUTCOMES.values()}
+_OUTCOMES = EnumNumbers(answers.Outcome, pb.Outcome.DESCRIPTOR)
 
 
 def transport_to_pb(transport: Transport | None) -> pb_common.Transport:
@@ -88,7 +87,7 @@ def reply_to_pieces(reply: answers.StepReply, payload: Sequence[memoryview] = ()
 def reply_from_bytes(data: bytes) -> answers.StepReply | str:
     """One message of a shard, or the name of its body where that is none of a step stream.
 
-    Raises DecodeError; InvalidRequest for options without values.
+    Raises DecodeError; InvalidRequest for an unknown outcome and for options without values.
     """
     name, body, payload = _parsed(pb.StepReply, data)
     if (convert := _REPLIES_FROM_PB.get(name)) is None:
@@ -205,7 +204,7 @@ def _push_from_pb(message: pb.PushHeader) -> requests.PushHeader:
 def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:
     message = pb.StepResult(
         sequence=answer.sequence,
-        outcome=_OUTCOME_NUMBERS[answer.outcome],
+        outcome=_OUTCOMES.numbers[answer.outcome],
         version=answer.version,
         staleness=answer.staleness,
         clock=answer.clock,
@@ -232,11 +231,16 @@ def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:
     return message
 
 
+def _outcome(number: int, sequence: int) -> answers.Outcome:
+    """The answer to a fetch or a pull needs none. Raises InvalidRequest for one that this version does not know."""
+    return _OUTCOMES.refuse(number, "outcome") if number or sequence else answers.Outcome.APPLIED
+
+
 def _step_answer_from_pb(message: pb.StepResult) -> answers.StepAnswer:
     number = message.outcome
     answer = answers.StepAnswer(
         message.sequence,
-        _OUTCOMES.get(number) or str(number),
+        _OUTCOMES.members.get(number) or _outcome(number, message.sequence),
         message.version,
         message.staleness,
         message.clock,

@@ -6,6 +6,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster import answers, requests
+from ps_protocol.cluster.answers import Outcome
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest, ModelMoved
 from ps_protocol.model.spec import OptionDifference
@@ -53,7 +54,9 @@ REPLIES = [
     answers.AttachedChannel(1 << 40, 7),
     answers.WaitingAnswer("worker 1 is behind"),
     answers.StepAnswer(),
-    answers.StepAnswer(1, "LATE", 2, 3, 4, (5, 6), True, True, None, [OptionDifference(0, False, "lr", 1, 0.1, 0.2)]),
+    answers.StepAnswer(
+        1, Outcome.LATE, 2, 3, 4, (5, 6), True, True, None, [OptionDifference(0, False, "lr", 1, 0.1, 0.2)]
+    ),
     answers.StepAnswer(payload_bytes=3, payload=b"abc", segment=1),
     answers.RowsAnswer(3, 4, payload_bytes=8, in_room=True),
     answers.RowsAnswer(3, payload_bytes=2, payload=b"ab"),
@@ -82,8 +85,13 @@ def test_what_another_version_of_the_protocol_opens_with_is_not_read_any_further
     assert request_from_bytes(data) == requests.OpenRequest(protocol_version=99)
 
 
-def test_an_outcome_and_a_transport_that_this_version_does_not_know_are_told_as_such():
-    assert reply_from_bytes(pb.StepReply(result=pb.StepResult(outcome=77)).SerializeToString()).outcome == "77"
+def test_an_outcome_that_this_version_does_not_know_is_refused_by_its_number():
+    for number in (0, 77):
+        with pytest.raises(InvalidRequest, match=rf"outcome {number} is not known here; expected: 1 \(applied\), 2"):
+            reply_from_bytes(pb.StepReply(result=pb.StepResult(sequence=1, outcome=number)).SerializeToString())
+
+
+def test_a_transport_that_this_version_does_not_know_is_none():
     data = pb.StepReply(opened=pb.Opened(side_channels=[pb.SideChannel(transport=77)])).SerializeToString()
     assert reply_from_bytes(data).side_channels[0].transport is None
 
@@ -112,7 +120,10 @@ def test_a_payload_is_in_a_message_as_protobuf_writes_it(size):
     for request in (push, lookup, requests.StageRequest(0, size)):
         read = request_from_bytes(b"".join(request_to_pieces(request, pieces)))
         assert read == replace(request, payload=payload[:size])
-    for reply in (answers.StepAnswer(1, "LATE", payload_bytes=size), answers.RowsAnswer(3, 4, payload_bytes=size)):
+    for reply in (
+        answers.StepAnswer(1, Outcome.LATE, payload_bytes=size),
+        answers.RowsAnswer(3, 4, payload_bytes=size),
+    ):
         read = reply_from_bytes(b"".join(reply_to_pieces(reply, pieces)))
         assert read == replace(reply, payload=payload[:size])
     written = request_to_pieces(push, pieces)
