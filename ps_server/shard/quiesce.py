@@ -220,10 +220,10 @@ class Quiescence:
 
 def _check_hold(seconds: float) -> None:
     """Raises InvalidRequest for a time out of range, or NaN."""
-    if not 0 <= seconds <= times.LONGEST_HOLD_SECONDS:
+    if not 0 <= seconds <= times.LONGEST_QUIESCE_SECONDS:
         raise InvalidRequest(
             "a shard does not pause for so long",
-            expected=f"0 to {times.LONGEST_HOLD_SECONDS:g} seconds",
+            expected=f"0 to {times.LONGEST_QUIESCE_SECONDS:g} seconds",
             actual=f"{seconds} seconds",
         )
 

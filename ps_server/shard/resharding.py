@@ -146,7 +146,7 @@ class Resharding:
     async def settled(self) -> None:
         """Returns when nothing waits for a decision or is resharded, or some time has passed."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(times.SETTLE_SECONDS):
+            async with asyncio.timeout(times.OUTCOME_SECONDS):
                 await self._settled.wait()
 
     def abort(self, cut: str) -> None:

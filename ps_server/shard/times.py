@@ -24,11 +24,11 @@ UNREAD_SECONDS = 0.05
 
 CATCH_UP_SECONDS = 30.0
 """A quiesce waits so long for pushes that another shard has accepted."""
-LONGEST_HOLD_SECONDS = 600.0
+LONGEST_QUIESCE_SECONDS = 600.0
 """No quiesce may pause a shard for longer without a further call."""
 REST_SECONDS = 10.0
 """A move is taken to be over after so long without another batch."""
-SETTLE_SECONDS = 10.0
+OUTCOME_SECONDS = 10.0
 """A new quiesce waits so long for the outcome of a move."""
 
 # -- work that is done at intervals

@@ -81,11 +81,11 @@ def test_another_cut_waits_for_the_decision(monkeypatch):
         made.reach()
         for number in made.nodes:
             made.prepare(number, wanted)
-        monkeypatch.setattr("ps_server.shard.times.SETTLE_SECONDS", 0.1)
+        monkeypatch.setattr("ps_server.shard.times.OUTCOME_SECONDS", 0.1)
         with pytest.raises(grpc.RpcError) as refused:
             made.nodes[0].stub.Pause(pb.PauseRequest(quiesce="other", seconds=60))
         assert isinstance(error_of(refused.value), Unavailable)
-        monkeypatch.setattr("ps_server.shard.times.SETTLE_SECONDS", 30)
+        monkeypatch.setattr("ps_server.shard.times.OUTCOME_SECONDS", 30)
         replies = []
         freezing = threading.Thread(
             target=lambda: replies.append(made.nodes[0].stub.Pause(pb.PauseRequest(quiesce="other", seconds=60)))
