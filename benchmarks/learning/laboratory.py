@@ -23,7 +23,7 @@ from ps_protocol.model.optimizers import SHAPED
 from ps_protocol.model.spec import Consistency, DType, Kind, ModelSpec, ShardMap, Slice, Variable
 from ps_server.consistency import Position, PushInfo, Tracker, Verdict, WorkerKey
 from ps_server.consistency.events import Round
-from ps_server.optimizers.combine import average
+from ps_server.optimizers.gradients import average
 from ps_server.state.region import Region
 from ps_server.state.replica import Replica, Step
 

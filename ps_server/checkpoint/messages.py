@@ -9,7 +9,7 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.model import dtype_from_pb, dtype_to_pb
 from ps_server.checkpoint.record import Base, FileRecord, Piece, ShardPart, TablePart
 from ps_server.consistency import TrackerState
-from ps_server.consistency.messages import pushes_from_pb, pushes_to_pb
+from ps_server.consistency.tracker_state import pushes_from_pb, pushes_to_pb
 
 
 def part_to_pb(part: ShardPart, pushes: TrackerState) -> pb.CheckpointPart:

@@ -10,8 +10,7 @@ from ps_server.consistency.events import (
     Verdict,
     WorkerKey,
 )
-from ps_server.consistency.parked_pulls import ParkedPulls
-from ps_server.consistency.tracker import LIMIT, Tracker
+from ps_server.consistency.tracker import LIMIT, ParkedPulls, Tracker
 from ps_server.consistency.tracker_state import FAILED, TrackerState
 
 __all__ = [

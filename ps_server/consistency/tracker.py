@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+from ps_protocol.errors import Fenced, InvalidRequest
 from ps_protocol.model.spec import Consistency
-from ps_server.consistency import refusals
 from ps_server.consistency.events import (
     FOREVER,
     START,
@@ -19,8 +21,7 @@ from ps_server.consistency.events import (
     WorkerKey,
 )
 from ps_server.consistency.modes import rule_for
-from ps_server.consistency.round_norms import RoundNorms
-from ps_server.consistency.rounds import PendingRounds
+from ps_server.consistency.rounds import PendingRounds, RoundNorms
 from ps_server.consistency.tracker_state import STALENESS_BUCKETS, Counts, TrackerState
 from ps_server.consistency.vector import ClockVector
 
@@ -113,7 +114,7 @@ class Tracker:
         """
         self._fence(worker)
         if max(phase, clock or 0) >= LIMIT:
-            raise refusals.stands_out_of_range(worker, Position(phase, clock or 0), LIMIT)
+            raise _stands_out_of_range(worker, Position(phase, clock or 0), LIMIT)
         own = self._participants.get(worker.rank)
         if own is not None and (own.last_sequence or clock is None):
             position = max(self._clocks[worker.rank], Position(phase, clock or 0))
@@ -333,18 +334,113 @@ class Tracker:
     def _fence(self, worker: WorkerKey) -> None:
         incarnation = self._live.get(worker.rank)
         if incarnation != worker.incarnation:
-            raise refusals.not_live(worker, incarnation)
+            raise _not_live(worker, incarnation)
 
     def _participant(self, worker: WorkerKey) -> _Participant:
         self._fence(worker)
         participant = self._participants.get(worker.rank)
         if participant is None:
-            raise refusals.no_stream(worker)
+            raise _no_stream(worker)
         return participant
 
     def _check_rises(self, push: PushInfo) -> None:
         own, position = self._clocks[push.worker.rank], push.position
         if max(position.phase, position.clock, push.sequence) >= LIMIT:
-            raise refusals.out_of_range(push, LIMIT)
+            raise _out_of_range(push, LIMIT)
         if position <= own or position.clock < 1:
-            raise refusals.does_not_rise(push, own)
+            raise _does_not_rise(push, own)
+
+
+def _not_live(worker: WorkerKey, incarnation: int | None) -> Fenced:
+    """``incarnation``: the live one of its rank."""
+    return Fenced(
+        f"{worker} is not a live member of the job",
+        expected="a live worker" if incarnation is None else str(WorkerKey(worker.rank, incarnation)),
+        actual=str(worker),
+        remedy="its lease ended or a newer process took its rank: start the worker again",
+    )
+
+
+def _no_stream(worker: WorkerKey) -> InvalidRequest:
+    """It has not attached."""
+    return InvalidRequest(
+        f"{worker} has not opened a stream of this model", remedy="open the stream before anything else"
+    )
+
+
+def _out_of_range(push: PushInfo, limit: int) -> InvalidRequest:
+    """``limit``: phases, clocks and sequences are below."""
+    return InvalidRequest(
+        f"push {push.sequence} of {push.worker} names a position that is out of range",
+        expected=f"phase, clock and sequence below {limit}",
+        actual=str(push.position),
+    )
+
+
+def _does_not_rise(push: PushInfo, own: Position) -> InvalidRequest:
+    """``own``: where its worker stands."""
+    return InvalidRequest(
+        f"push {push.sequence} of {push.worker} does not advance its clock",
+        expected=f"a position above {own}, its clock from 1",
+        actual=str(push.position),
+        remedy="continue from the position the shard named when the stream opened",
+    )
+
+
+def _stands_out_of_range(worker: WorkerKey, position: Position, limit: int) -> InvalidRequest:
+    """``limit``: phases and clocks are below."""
+    return InvalidRequest(
+        f"the position of {worker} is out of range",
+        expected=f"phase and clock below {limit}",
+        actual=str(position),
+    )
+
+
+T = TypeVar("T")
+
+
+class ParkedPulls(Generic[T]):
+    """Used from the loop that drives the Tracker. ``T`` is what the caller answers a pull with.
+
+    At any moment a pull of a lower position is answered no later than one of a higher, in every mode; so the lowest
+    alone says whether there is anything to release, also after the mode has changed.
+    """
+
+    def __init__(self) -> None:
+        #: Position, order of parking, token.
+        self._heap: list[tuple[Position, int, T]] = []
+        self._parked = 0
+        #: The lowest position of a parked pull; None when there is none.
+        self.lowest: Position | None = None
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[T]:
+        """The tokens, in no particular order."""
+        return (token for _, _, token in self._heap)
+
+    def park(self, position: Position, token: T) -> None:
+        """Keep ``token`` until a pull of a worker that stands at ``position`` may be answered."""
+        self._parked += 1
+        heapq.heappush(self._heap, (position, self._parked, token))
+        self._note_lowest()
+
+    def release(self, tracker: Tracker) -> list[T]:
+        """Take out what may be answered now: lowest position first, then first parked."""
+        tokens = []
+        while self._heap and tracker.may_pull(self._heap[0][0]):
+            tokens.append(heapq.heappop(self._heap)[2])
+        self._note_lowest()
+        return tokens
+
+    def discard(self, token: T) -> None:
+        """Forget ``token`` (its stream broke); nothing happens when it is not parked. Looks at all that are."""
+        kept = [entry for entry in self._heap if entry[2] is not token]
+        if len(kept) < len(self._heap):
+            heapq.heapify(kept)
+            self._heap = kept
+            self._note_lowest()
+
+    def _note_lowest(self) -> None:
+        self.lowest = self._heap[0][0] if self._heap else None

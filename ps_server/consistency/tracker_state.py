@@ -1,4 +1,4 @@
-"""What of a Tracker must outlive its process: enough to know every push in the log again."""
+"""What of a Tracker must outlive its process, as JSON and as a message: enough to recognise every push of the log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from ps_protocol.records import fields_of
+from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.consistency.events import START, ParticipantStatus, Position, Verdict, WorkerKey
 
 STALENESS_BUCKETS = 64
@@ -75,3 +76,61 @@ class TrackerState:
             tuple(data["staleness"]),
             tuple((Position(*position), squared_norm) for position, squared_norm in data.get("norms", ())),
         )
+
+
+def pushes_to_pb(state: TrackerState) -> pb.KnownPushes:
+    """The message of ``state``."""
+    return pb.KnownPushes(
+        version=state.version,
+        applied=position_to_pb(state.applied),
+        highest=position_to_pb(state.highest),
+        standings=[
+            pb.WorkerStanding(
+                worker=pb.WorkerId(rank=each.worker.rank, incarnation=each.worker.incarnation),
+                position=position_to_pb(each.position),
+                last_sequence=each.last_sequence,
+            )
+            for each in state.standings
+        ],
+        outcomes=state.outcomes,
+        staleness_counts=state.staleness,
+        norms=[
+            pb.RoundNorm(position=position_to_pb(position), squared_norm=squared_norm)
+            for position, squared_norm in state.norms
+        ],
+    )
+
+
+def pushes_from_pb(message: pb.KnownPushes) -> TrackerState:
+    """What ``message`` holds."""
+    return TrackerState(
+        message.version,
+        position_from_pb(message.applied),
+        position_from_pb(message.highest),
+        tuple(
+            ParticipantStatus(
+                worker_from_pb(each.worker),
+                position_from_pb(each.position),
+                each.last_sequence,
+            )
+            for each in message.standings
+        ),
+        dict(message.outcomes),
+        tuple(message.staleness_counts),
+        tuple((position_from_pb(each.position), each.squared_norm) for each in message.norms),
+    )
+
+
+def worker_from_pb(message: pb.WorkerId) -> WorkerKey:
+    """The worker that ``message`` names."""
+    return WorkerKey(message.rank, message.incarnation)
+
+
+def position_to_pb(position: Position) -> pb.Position:
+    """The message of ``position``."""
+    return pb.Position(phase=position.phase, clock=position.clock)
+
+
+def position_from_pb(message: pb.Position) -> Position:
+    """The position that ``message`` names."""
+    return Position(message.phase, message.clock)

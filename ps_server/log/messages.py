@@ -17,7 +17,7 @@ from ps_protocol.wire.convert import model as convert_model
 from ps_protocol.wire.convert.options import changed_options, options_from_pb, options_to_pb, row_options_from_pb
 from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_server.consistency import Position, PushInfo, TrackerState, WorkerKey
-from ps_server.consistency.messages import pushes_from_pb, pushes_to_pb
+from ps_server.consistency.tracker_state import pushes_from_pb, pushes_to_pb
 from ps_server.log.entries import (
     AppliedUpdate,
     BucketsPut,
@@ -31,7 +31,7 @@ from ps_server.log.entries import (
     RowsLoaded,
     StagedReshard,
 )
-from ps_server.optimizers.state_bytes import describe, read_state, taken, tensor_bytes
+from ps_server.optimizers.state import describe, read_state, taken, tensor_bytes
 from ps_server.state.region import Region
 from ps_server.state.replica import Replica, Skipped, Step
 from ps_server.tables.bucket_contents import BucketContents

@@ -19,8 +19,7 @@ from ps_server.log.record import END_BYTES, HEADER_BYTES
 from ps_server.log.scan import End, Record, Scan
 from ps_server.log.segments import LogSegment, SegmentFolder
 from ps_server.log.snapshots import ModelPart, Snapshot, let_log_go_on, newest_snapshot
-from ps_server.optimizers.state import StateEntry
-from ps_server.optimizers.state_bytes import read_state
+from ps_server.optimizers.state import StateEntry, read_state
 from ps_server.state.apply import Replay
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.region import Region

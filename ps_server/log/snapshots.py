@@ -29,8 +29,7 @@ from ps_server.consistency import TrackerState
 from ps_server.log.head import REMEDY
 from ps_server.log.messages import read_buckets
 from ps_server.log.record import write_at
-from ps_server.optimizers.state import StateEntry
-from ps_server.optimizers.state_bytes import describe, tensor_bytes
+from ps_server.optimizers.state import StateEntry, describe, tensor_bytes
 from ps_server.state.blocks import Block
 from ps_server.tables.bucket_contents import BucketContents
 

@@ -17,7 +17,7 @@ from ps_protocol.errors import UnsupportedOptimizer
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.registered_optimizers import name_of, reads_shapes, registered_optimizer
 from ps_protocol.model.spec import DType, ModelSpec, Option, ShardMap, Slice, Variable
-from ps_server.optimizers.registered import require_arguments, require_state
+from ps_server.optimizers.catalog import require_arguments, require_state
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.optimizers.state import StateKey
 from ps_server.state.region import Region, torch_dtype

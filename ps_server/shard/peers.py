@@ -15,7 +15,7 @@ from ps_protocol.rpc.client_errors import translate
 from ps_protocol.times import CONNECT_SECONDS, SHARD_CALL_SECONDS
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.consistency import Position
-from ps_server.consistency.messages import position_to_pb
+from ps_server.consistency.tracker_state import position_to_pb
 from ps_server.shard import times
 
 logger = EventLogger(__name__)

@@ -20,7 +20,7 @@ from ps_protocol.model.spec import ShardMap
 from ps_protocol.wire.convert.model import SHARD_MAP
 from ps_protocol.wire.convert.shard import STATE_HEADER
 from ps_server.log.entries import Resharded, StagedReshard, UpdateLog
-from ps_server.optimizers.state_bytes import describe
+from ps_server.optimizers.state import describe
 from ps_server.shard import times
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES
 from ps_server.shard.execution.tasks import Timer

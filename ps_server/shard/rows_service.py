@@ -20,7 +20,7 @@ from ps_protocol.model.tables import Ids, RowCount
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_ROWS_REQUESTS, SAVE_BUCKETS_REPLIES, ChunkReceiver
 from ps_protocol.wire.convert.shard import BUCKET_HEADER
-from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
+from ps_server.consistency.tracker_state import pushes_to_pb, worker_from_pb
 from ps_server.log.entries import RowsLoaded
 from ps_server.log.messages import bytes_of
 from ps_server.shard import times

@@ -29,8 +29,8 @@ from ps_protocol.wire.convert.shard import MODEL_STATUS, POSITION, STATE_HEADER
 from ps_protocol.wire.convert.step import request_from_bytes
 from ps_server.checkpoint.messages import part_to_pb
 from ps_server.consistency import WorkerKey
-from ps_server.consistency.messages import position_from_pb, pushes_to_pb, worker_from_pb
-from ps_server.optimizers.state_bytes import describe, tensor_bytes
+from ps_server.consistency.tracker_state import position_from_pb, pushes_to_pb, worker_from_pb
+from ps_server.optimizers.state import describe, tensor_bytes
 from ps_server.serving.authorization import check_member
 from ps_server.serving.rpc_errors import parsed, translated
 from ps_server.shard.access import Fence, OpenChecks

@@ -24,11 +24,10 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import SAVE_BUCKETS_REPLIES, SAVE_REPLIES, ChunkedStream, ChunkReceiver
 from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_server.consistency import TrackerState
-from ps_server.consistency.messages import pushes_from_pb
+from ps_server.consistency.tracker_state import pushes_from_pb
 from ps_server.log.entries import StagedReshard
 from ps_server.model_differences import in_structure, raise_differences
-from ps_server.optimizers.state import StateEntry, StateKey
-from ps_server.optimizers.state_bytes import tensor_bytes
+from ps_server.optimizers.state import StateEntry, StateKey, tensor_bytes
 from ps_server.shard.peers import ShardPeers
 from ps_server.state.region import torch_dtype
 from ps_server.state.reshard import rows_of

@@ -1,11 +1,20 @@
-"""Cuts a region into blocks: what is copied to disk at one time, and what torch never steps as one parameter."""
+"""Decides what of a model is copied at one time: blocks of its region, and groups of row buckets.
+
+Torch never steps two blocks as one parameter.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import Kind
+from ps_server.tables.bucket_contents import BucketContents
+
+if TYPE_CHECKING:
+    from ps_server.tables.table import ShardTable
 
 BLOCK_BYTES = 32 << 20
 """A block is no larger, unless it is one slice that is: placement cuts slices to this size where it may."""
@@ -50,3 +59,33 @@ def blocks_of(layout: Layout) -> tuple[Block, ...]:
 def block_numbers(layout: Layout) -> tuple[int, ...]:
     """For each slice, the number of its block."""
     return tuple(number for number, block in enumerate(blocks_of(layout)) for _ in range(block.first, block.last))
+
+
+GROUP_BYTES = 1 << 20
+"""After so much no bucket is added to a group: updates wait while it is copied."""
+
+_LEAST_BYTES = 16 << 10
+"""What a bucket counts at least: that many bytes are copied in the time that an empty one takes."""
+
+Wanted = Iterator[tuple[int, int]]
+"""Buckets still to be copied: number of a table, number of a bucket."""
+
+Group = Sequence[tuple[int, BucketContents]]
+"""Copies of some buckets, all of one moment, by number of their table."""
+
+
+def buckets_of(layout: Layout) -> Wanted:
+    """Every row bucket of the model on the shard."""
+    return ((table, bucket) for table, here in enumerate(layout.buckets) for bucket in here)
+
+
+def copy_group(tables: Sequence[ShardTable], wanted: Wanted) -> Group:
+    """In the executor: the next buckets of ``wanted`` as they are now; none: there are no more."""
+    group, size = list[tuple[int, BucketContents]](), 0
+    for table, bucket in wanted:
+        contents = tables[table].contents(bucket)
+        group.append((table, contents))
+        size += max(contents.nbytes, _LEAST_BYTES)
+        if size >= GROUP_BYTES:
+            break
+    return group

@@ -12,7 +12,7 @@ from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
 from ps_protocol.model.layout import Layout, SliceSpan
 from ps_protocol.model.spec import Options
 from ps_server import tables as row_tables
-from ps_server.optimizers.combine import assign_buffers, blend_buffers
+from ps_server.optimizers.gradients import assign_buffers, blend_buffers
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.optimizers.undo import StepSkipped, skipped_step

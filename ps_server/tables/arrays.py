@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import TableFull
-from ps_server.tables.kernels.memory import take_pages
+from ps_server.tables.memory import take_pages
 
 #: From this size on, huge pages are requested; a smaller table stays small.
 _HUGE_FROM_BYTES = 8 << 20

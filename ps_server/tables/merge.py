@@ -3,14 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import types
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.ids import unique
+from ps_protocol.model.kernels import kernel
 from ps_protocol.model.tables import Ids
-from ps_server.tables.kernels import merging
+from ps_server.tables.memory import IDS, ROWS
+
+_EXPONENT = np.int32(0x7F800000)
+
+
+@kernel(types.int64(IDS, ROWS, types.int64, types.float32[:, ::1]))
+def _add(places: Any, rows: Any, known: Any, into: Any) -> Any:
+    """Add ``rows`` to those places of ``into``; of which [0, ``known``) hold something. Returns how many do then.
+
+    Places beyond come rising, each first in its turn: they are set.
+    """
+    for i in range(places.size):
+        place = places[i]
+        if place >= known:
+            known = place + 1
+            for column in range(rows.shape[1]):
+                into[place, column] = rows[i, column]
+        else:
+            for column in range(rows.shape[1]):
+                into[place, column] += rows[i, column]
+    return known
+
+
+@kernel(types.int64(types.Array(types.int32, 2, "C", readonly=True)))
+def _first_nonfinite(bits: Any) -> Any:
+    """The first row of float32 bits with a NaN or an infinity; -1: none."""
+    for row in range(bits.shape[0]):
+        bad = 0
+        for column in range(bits.shape[1]):
+            bad += (bits[row, column] & _EXPONENT) == _EXPONENT
+        if bad:
+            return row
+    return -1
+
 
 Floats = npt.NDArray[np.float32]
 
@@ -28,7 +64,7 @@ def merge_rows(parts: Sequence[tuple[Ids, Floats]], divisor: int) -> tuple[Ids, 
     merged = np.empty((ids.size, parts[0][1].shape[1]), np.float32)
     begin = known = 0
     for part, gradients in parts:
-        known = merging.add(places[begin : begin + part.size], gradients, known, merged)
+        known = _add(places[begin : begin + part.size], gradients, known, merged)
         begin += part.size
     if divisor != 1:
         merged /= np.float32(divisor)
@@ -42,5 +78,5 @@ def has_duplicates(ids: Ids) -> bool:
 
 def first_nonfinite_row(rows: Floats) -> int | None:
     """Index of the first of ``rows``, float32 [n, width], with a NaN or an infinity; None when all are finite."""
-    found = int(merging.first_nonfinite(rows.view(np.int32)))
+    found = int(_first_nonfinite(rows.view(np.int32)))
     return found if found >= 0 else None

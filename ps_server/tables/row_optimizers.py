@@ -18,8 +18,7 @@ from numba import njit, types
 
 from ps_protocol.model.kernels import kernel
 from ps_protocol.model.tables import RowOptions, TableSpec
-from ps_server.tables.kernels.memory import IDS, ROWS
-from ps_server.tables.kernels.rows import FLOATS, next_row
+from ps_server.tables.memory import FLOATS, IDS, ROWS, next_row
 from ps_server.tables.step import RowStep
 
 _LOOP = types.void(FLOATS, IDS, ROWS, types.float64, types.float64[::1])

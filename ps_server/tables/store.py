@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,61 @@ import numpy.typing as npt
 from ps_protocol.errors import InternalError, TableFull
 from ps_protocol.model.ids import buckets_of, unique
 from ps_protocol.model.tables import Ids
+from ps_server.tables import id_map, memory
 from ps_server.tables.arrays import Reserved, machine_bytes, zeroed
-from ps_server.tables.kernels import id_map
-from ps_server.tables.kernels import rows as row_kernels
-from ps_server.tables.kernels.map_places import NO_END, scratch
-from ps_server.tables.recent_lookups import RecentLookups
+from ps_server.tables.id_map import NO_END, scratch
+
+#: Lookups that are kept, for as many workers; and the most ids of one.
+_KEPT = 4
+_MOST_IDS = 1 << 17
+
+
+@dataclass(slots=True, eq=False)
+class RecentLookup:
+    """Ids that were looked up, and what is known of them."""
+
+    ids: Ids
+    #: The row of each; None where some had none.
+    found: npt.NDArray[np.int64] | None
+    missing: int
+    #: No id comes twice; None: not known yet.
+    distinct: bool | None = None
+    #: Maps that are to grow before its ids are inserted, and rows of each then; None: not known yet.
+    growing: list[tuple[int, int]] | None = None
+
+
+class RecentLookups:
+    """Part of one RowStore. Rows keep their numbers until one is removed, which has to ``forget`` all."""
+
+    def __init__(self) -> None:
+        self._kept: deque[RecentLookup] = deque(maxlen=_KEPT)
+
+    def keep(self, ids: Ids, found: npt.NDArray[np.int64], missing: int) -> None:
+        """``found``: the row of each of ``ids``, -1 for so many ``missing`` ones; not written from now on."""
+        if 0 < ids.size <= _MOST_IDS:
+            self._kept.append(RecentLookup(ids.copy(), None if missing else found, missing))
+
+    def take(self, ids: Ids) -> npt.NDArray[np.int64] | None:
+        """The row of each id, to be read only, where these very ids were looked up and had one.
+
+        They are not kept any longer.
+        """
+        if (known := self.of(ids)) is None:
+            return None
+        self._kept.remove(known)
+        return known.found
+
+    def forget(self) -> None:
+        """Rows are removed: others get their numbers."""
+        self._kept.clear()
+
+    def of(self, ids: Ids) -> RecentLookup | None:
+        """That of these very ids."""
+        for known in self._kept:
+            if known.ids.size == ids.size and known.ids[0] == ids[0] and np.array_equal(known.ids, ids):
+                return known
+        return None
+
 
 #: Memory is returned when this many rows, and an eighth of the highest number of rows, have been removed.
 _KEPT_ROWS = 4096
@@ -146,7 +197,7 @@ class RowStore:
 
     def touch(self, rows: npt.NDArray[np.int64], update: int) -> None:
         """Note a use of these rows, each once, in this update."""
-        row_kernels.touch(self.touched, self.uses, rows, update)
+        memory.touch(self.touched, self.uses, rows, update)
 
     def room_for(self, rows: int) -> None:
         """Raises TableFull if so many more rows do not fit into the memory of this machine."""
@@ -187,7 +238,7 @@ class RowStore:
     def copy(self, rows: npt.NDArray[np.int64]) -> Columns:
         """These rows as they are now."""
         values = np.empty((rows.size, self.rows.shape[1]), np.float32)
-        row_kernels.read(self.rows, rows, values)
+        memory.read(self.rows, rows, values)
         return Columns(
             self.ids[rows],
             self.touched[rows],

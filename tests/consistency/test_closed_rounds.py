@@ -8,8 +8,8 @@ import pytest
 
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.consistency import Tracker, TrackerState, Verdict
-from ps_server.consistency.messages import pushes_from_pb, pushes_to_pb
-from ps_server.consistency.round_norms import KEPT_NORMS
+from ps_server.consistency.rounds import KEPT_NORMS
+from ps_server.consistency.tracker_state import pushes_from_pb, pushes_to_pb
 
 from .job import ASYNC, SYNC, Job, at, backup
 

@@ -14,8 +14,7 @@ from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, Placed, RowsDropped, RowsLoaded
 from ps_server.log.messages import apply_rows, describe_buckets
 from ps_server.log.snapshots import ModelPart, SnapshotWriter
-from ps_server.state.blocks import blocks_of
-from ps_server.state.bucket_groups import buckets_of, copy_group
+from ps_server.state.blocks import blocks_of, buckets_of, copy_group
 from ps_server.state.model_state import new_model
 from ps_server.state.replica import Step
 from ps_server.tables.step import RowStep

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.model.spec import DType
-from ps_server.optimizers.clipping import clip_factor, scale_gradients, squared_norm, total
+from ps_server.optimizers.gradients import clip_factor, scale_gradients, squared_norm, total
 from ps_server.state.region import Region
 from ps_server.tables.step import RowStep
 from tests.support.length import examples

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, Kind, ModelSpec, ShardMap, Slice, Variable
-from ps_server.optimizers.combine import assign_buffers, average, average_buffers, blend_buffers, shares
+from ps_server.optimizers.gradients import assign_buffers, average, average_buffers, blend_buffers, shares
 from ps_server.state.region import Region
 from tests.support.length import examples
 

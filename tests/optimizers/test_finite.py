@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.model.spec import DType
-from ps_server.optimizers.finite import first_nonfinite
+from ps_server.optimizers.gradients import first_nonfinite
 from ps_server.state.region import Region, torch_dtype
 
 from .models import SHAPES, spec_of, whole_layout

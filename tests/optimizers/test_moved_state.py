@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, ModelSpec, ShardMap, Slice, Variable
+from ps_server.optimizers.arena import StateMemory
 from ps_server.optimizers.state import StateEntry, StateKey
-from ps_server.optimizers.state_memory import StateMemory
 from ps_server.state.region import Region
 from ps_server.state.shifts import Shift
 from tests.optimizers.models import ELEMENTWISE_CASES, SHAPED_CASES, Shard, case_id, spec_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ps_server.shard.step.model import ShardModel
-from ps_server.state.bucket_groups import buckets_of
+from ps_server.state.blocks import buckets_of
 from ps_server.tables.bucket_contents import BucketContents
 from ps_server.tables.table import ShardTable
 from tests.support.shards import TestShard

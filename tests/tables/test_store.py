@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import TableFull
-from ps_server.tables.kernels import id_map
-from ps_server.tables.kernels.map_places import BLOCK, LEAD
+from ps_server.tables import id_map
+from ps_server.tables.id_map import BLOCK, LEAD
 from ps_server.tables.store import Columns, RowStore, map_capacity
 from tests.support.length import examples
 from tests.tables.samples import random_ids

@@ -25,8 +25,7 @@ from ps_server.optimizers.state import StateEntry
 from ps_server.shard import times
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.shard.reconcile import moved_on
-from ps_server.state.blocks import Block, blocks_of
-from ps_server.state.bucket_groups import Group, Wanted, buckets_of, copy_group
+from ps_server.state.blocks import Block, Group, Wanted, blocks_of, buckets_of, copy_group
 from ps_server.state.model_state import ModelState
 
 logger = EventLogger(__name__)

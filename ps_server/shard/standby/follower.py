@@ -21,7 +21,7 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import FOLLOW_REPLIES, ChunkReceiver
 from ps_protocol.wire.convert import model as convert_model
 from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
-from ps_server.consistency.messages import pushes_from_pb
+from ps_server.consistency.tracker_state import pushes_from_pb
 from ps_server.log.reader import RecordParser
 from ps_server.log.record import Header
 from ps_server.log.recovery import recover

@@ -26,19 +26,18 @@ from ps_protocol.wire.chunks import FOLLOW_REPLIES
 from ps_protocol.wire.convert import model as convert_model
 from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_protocol.wire.frames import encode_chunk
-from ps_server.consistency.messages import pushes_to_pb
+from ps_server.consistency.tracker_state import pushes_to_pb
 from ps_server.log.durable import DurableLog
 from ps_server.log.messages import describe_buckets
 from ps_server.log.reader import LogReader
-from ps_server.optimizers.state_bytes import describe, tensor_bytes
+from ps_server.optimizers.state import describe, tensor_bytes
 from ps_server.serving.authorization import check_member
 from ps_server.shard.durability.replication import Replication, Tell
 from ps_server.shard.execution.tasks import run_together, seen
 from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.transport.grpc_stream import Context, read, read_soon, write
-from ps_server.state.blocks import blocks_of
-from ps_server.state.bucket_groups import buckets_of
+from ps_server.state.blocks import blocks_of, buckets_of
 
 logger = EventLogger(__name__)
 

@@ -23,7 +23,7 @@ from ps_server.consistency import FAILED, PushInfo, Tracker, WorkerKey
 from ps_server.failpoints import Failpoints
 from ps_server.log.entries import AppliedUpdate, Loaded, RowsDropped, RowsEntry, UpdateLog
 from ps_server.log.messages import apply_rows
-from ps_server.optimizers.combine import assign_buffers, average, average_buffers, shares
+from ps_server.optimizers.gradients import assign_buffers, average, average_buffers, shares
 from ps_server.optimizers.state import StateEntry
 from ps_server.optimizers.undo import StepSkipped, require_counters
 from ps_server.shard.counters import StepTimes
@@ -34,8 +34,7 @@ from ps_server.shard.step.published import CopyInProgress, LastChanges, Publishe
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.pushed_rows import ROW_COST_BYTES, combined_rows
-from ps_server.state.blocks import Block
-from ps_server.state.bucket_groups import Group, Wanted, copy_group
+from ps_server.state.blocks import Block, Group, Wanted, copy_group
 from ps_server.state.region import Region, RegionPool
 from ps_server.state.replica import Replica, Step, copy_region
 

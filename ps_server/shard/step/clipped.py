@@ -20,7 +20,7 @@ from ps_protocol.model.layout import Layout
 from ps_server import tables as row_tables
 from ps_server.consistency import Position, PushInfo, Round, Tracker, WorkerKey
 from ps_server.failpoints import Failpoints
-from ps_server.optimizers.clipping import clip_factor, scale_gradients, squared_norm, total
+from ps_server.optimizers.gradients import clip_factor, scale_gradients, squared_norm, total
 from ps_server.shard import times
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.step.applier import Applier, combined

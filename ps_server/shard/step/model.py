@@ -48,7 +48,7 @@ from ps_server.state.lent_regions import LentRegions
 from ps_server.state.model_state import ModelState
 
 if TYPE_CHECKING:
-    from ps_server.state.bucket_groups import Group, Wanted
+    from ps_server.state.blocks import Group, Wanted
     from ps_server.tables.table import ShardTable
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError
 from ps_protocol.model.spec import ModelSpec, NonFinite, Options
 from ps_server import tables as row_tables
 from ps_server.consistency import Position, PushDecision, PushInfo, Round, WorkerKey
-from ps_server.optimizers.finite import first_nonfinite
+from ps_server.optimizers.gradients import first_nonfinite
 from ps_server.shard.counters import StepTimes
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.step.push_trace import ServedPush

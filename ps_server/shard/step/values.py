@@ -15,8 +15,7 @@ from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.wire.chunks import LOAD_REQUESTS, ChunkReceiver
 from ps_server.consistency import TrackerState
 from ps_server.log.entries import Loaded
-from ps_server.optimizers.state import StateEntry, StateKey
-from ps_server.optimizers.state_bytes import tensor_bytes
+from ps_server.optimizers.state import StateEntry, StateKey, tensor_bytes
 from ps_server.shard.step.applier import Applier
 from ps_server.state.region import Region, torch_dtype
 

@@ -22,7 +22,7 @@ from tests.support.tables_by_chance import TABLES, push, train
 def small(monkeypatch):
     """Several blocks, groups, segments and pieces, also of tables of some bytes."""
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
-    monkeypatch.setattr("ps_server.state.bucket_groups.GROUP_BYTES", 3 << 14)
+    monkeypatch.setattr("ps_server.state.blocks.GROUP_BYTES", 3 << 14)
     monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 16)
     monkeypatch.setattr("ps_server.log.record.MESSAGE_BYTES", 1 << 12)
     monkeypatch.setattr("ps_server.log.reader.PIECE_BYTES", 300)

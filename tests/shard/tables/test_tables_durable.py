@@ -23,7 +23,7 @@ from tests.support.tables_by_chance import DENSE_BYTES, TABLES, numbers, push, t
 def small(monkeypatch):
     """Several blocks, groups, segments and snapshots, also of tables of some bytes."""
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
-    monkeypatch.setattr("ps_server.state.bucket_groups.GROUP_BYTES", 3 << 14)
+    monkeypatch.setattr("ps_server.state.blocks.GROUP_BYTES", 3 << 14)
     monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
     monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
 

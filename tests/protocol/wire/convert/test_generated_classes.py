@@ -38,7 +38,7 @@ CONVERTS = (
     # What is on disk, and what goes from a shard to disk and to other shards as it is.
     "ps_server/log/",
     "ps_server/checkpoint/messages.py",
-    "ps_server/consistency/messages.py",
+    "ps_server/consistency/tracker_state.py",
 )
 
 

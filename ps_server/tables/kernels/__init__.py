@@ -1,1 +1,0 @@
-"""Compiled loops over rows and ids. Arguments are addresses and numpy arrays."""
