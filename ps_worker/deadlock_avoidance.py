@@ -17,7 +17,7 @@ from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
 from ps_worker.step.shard_calls import ShardClient
-from ps_worker.transport.replies import Peer
+from ps_worker.transport.base import Peer
 
 
 @contextmanager

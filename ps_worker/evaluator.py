@@ -24,7 +24,7 @@ from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.lookup import Lookup, Position, ShardLookup
 from ps_worker.tables.row_payloads import RowRouter
 from ps_worker.tables.table import NO_TABLES, DeclaredTables, declared, matched, table_differences
-from ps_worker.transport.replies import Peer
+from ps_worker.transport.base import Peer
 
 T = TypeVar("T")
 

@@ -21,9 +21,8 @@ from ps_worker.model.declare import Declaration
 from ps_worker.model.stray_buffers import ForwardWritten, StrayBuffers
 from ps_worker.session.session import Session
 from ps_worker.step.assigned_values import AssignedValues, digest
-from ps_worker.step.gradient_buckets import GradientBuckets
 from ps_worker.step.gradients import Gradients
-from ps_worker.step.overlap import Overlap
+from ps_worker.step.overlap import GradientBuckets, Overlap
 from ps_worker.step.pipeline import StepPipeline
 from ps_worker.step.summary import StepPush, StepSummary, Style, nonfinite_gradient
 from ps_worker.tables.binding import TableBinding

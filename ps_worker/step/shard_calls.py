@@ -20,8 +20,8 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_REQUESTS, LOAD_ROWS_REQUESTS, SAVE_REPLIES
 from ps_protocol.wire.convert.shard import STATE_HEADER, model_status_from_pb
 from ps_worker.model.optimizer_state import StateEntry, tensor_bytes
+from ps_worker.transport.base import GrpcReplies, Peer, read_answer, read_message, read_payload, rpc_errors
 from ps_worker.transport.call_messages import CallMessages, result_of
-from ps_worker.transport.replies import GrpcReplies, Peer, read_answer, read_message, read_payload, rpc_errors
 
 _SERVICE = "/ps_protocol.v1.Shard/"
 

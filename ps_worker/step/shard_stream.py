@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import torch
 
 from ps_protocol.cluster.answers import Answer, Outcome, RowsAnswer, StepAnswer
-from ps_protocol.cluster.requests import OpenRequest, PushHeader
+from ps_protocol.cluster.requests import LookupHeader, OpenRequest, PushHeader
 from ps_protocol.cluster.transport import IN_CLEAR
 from ps_protocol.errors import InternalError, PsError, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Range, subtract
 from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
@@ -23,16 +25,15 @@ from ps_worker.model.optimizer_state import StateEntry
 from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.session import Session
 from ps_worker.step.gradients import Gradients
-from ps_worker.step.pending_lookups import PendingLookups
 from ps_worker.step.push_trace import PushTrace
 from ps_worker.step.shard_values import ShardValues
 from ps_worker.step.summary import StepPush, StepSummary, StreamPosition, Style
-from ps_worker.step.torch_versions import TorchVersions
 from ps_worker.tables.lookup import Position, ShardLookup
 from ps_worker.tables.row_payloads import NO_ROWS, RowRouter
-from ps_worker.transport.base import ClientTransport, Link
+from ps_worker.transport.base import ClientTransport, Link, Peer
 from ps_worker.transport.negotiate import open_stream
-from ps_worker.transport.replies import Peer
+
+logger = EventLogger("ps_worker")
 
 
 class ShardStream:
@@ -72,7 +73,8 @@ class ShardStream:
         self.is_pushing = False  # a push has been sent whose answer has not come
         #: Of the push under way, and of the last that the shard said it had applied.
         self._sequence = self._acknowledged = 0
-        self._torch_versions = TorchVersions()
+        #: The version of torch on the shard that was warned of last.
+        self._warned_version = ""
         self._opened_at, self._opened_to = 0.0, 0  # when, and to which incarnation of the shard
         #: Sent last on this stream.
         self._options: tuple[Options, ...] = ()
@@ -154,11 +156,24 @@ class ShardStream:
         if self._receive_buffer is None and (self._style.overlap or (self._style.wire != RAW and not lent)):
             double, wire = self._flat.double, self._style.wire
             self._receive_buffer = BackRegion(double, self.shard) if double else ReceiveBuffer(self.layout, wire)
-        self._torch_versions.note(self.peer, opened.torch_version)
+        self._compare_torch(opened.torch_version)
         self._opened_at = time.monotonic()
         self._options = ({},) * len(shard_map.spec.group_options)
         self._table_options = ({},) * len(shard_map.spec.tables)
         return StreamPosition(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
+
+    def _compare_torch(self, version: str) -> None:
+        """Warn of a shard that runs another version of torch than this worker; empty: it does not report one."""
+        if version not in ("", str(torch.__version__), self._warned_version):
+            self._warned_version = version
+            logger.warning(
+                "versions",
+                "%s applies updates with torch %s, and this worker computes gradients with torch %s: results may "
+                "differ in the last digits; install the same version on both",
+                self.peer,
+                version,
+                torch.__version__,
+            )
 
     def drop(self, *, for_good: bool = False) -> None:
         """End the stream now; what is under way on it is lost. ``for_good``: slices have moved, no other is opened."""
@@ -186,7 +201,8 @@ class ShardStream:
 
     def send(self, push: StepPush) -> None:
         """Send ``push``. The gradients in memory must not change until ``receive`` has returned."""
-        transport = self._opened()
+        if (transport := self._transport) is None:
+            raise self._not_open()
         trace = self._trace = PushTrace(push.trace, self.shard) if push.trace is not None else None
         contents = self._flat.plan.contents(self.shard, push.absent, push.with_buffers)
         absent, ranges, runs = ((), (), ()) if push.skipped else contents
@@ -235,8 +251,9 @@ class ShardStream:
 
         Lookups asked before it are answered first.
         """
-        result = self._receive(self._opened())
-        if result is None:
+        if (transport := self._transport) is None:
+            raise self._not_open()
+        if (result := self._receive(transport)) is None:
             return None
         self.is_pushing = False
         outcome = result.outcome
@@ -344,5 +361,50 @@ class ShardStream:
 
     def _opened(self) -> ClientTransport:
         if self._transport is None:
-            raise Unavailable(f"the stream to {self.peer} is not open", shard=str(self.shard))
+            raise self._not_open()
         return self._transport
+
+    def _not_open(self) -> Unavailable:
+        return Unavailable(f"the stream to {self.peer} is not open", shard=str(self.shard))
+
+
+class PendingLookups:
+    """Used by one shard's stream. A shard answers in the order of the requests."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[int, ShardLookup]] = deque()
+        self._number = 0
+
+    def __contains__(self, part: ShardLookup) -> bool:
+        return any(asked is part for _, asked in self._parts)
+
+    def ask(self, part: ShardLookup, position: Position, *, now: bool) -> LookupHeader:
+        """The request for ``part``, which counts as sent from now on."""
+        self._number += 1
+        self._parts.append((self._number, part))
+        return LookupHeader(self._number, part.tables, None if now else position)
+
+    def place(self, rows: RowsAnswer, peer: Peer) -> Sequence[memoryview]:
+        """The memory for the payload of ``rows``. Raises InternalError when these rows are not due."""
+        return self._due(rows, peer).pieces
+
+    def complete(self, rows: RowsAnswer, peer: Peer) -> None:
+        """The payload of ``rows`` has been received. Raises as ``place``."""
+        part = self._due(rows, peer)
+        self._parts.popleft()
+        part.error = rows.error
+        part.arrived = True
+
+    def forget(self) -> None:
+        """Forget all lookups: the stream has ended."""
+        self._parts.clear()
+
+    def _due(self, rows: RowsAnswer, peer: Peer) -> ShardLookup:
+        if not self._parts or self._parts[0][0] != rows.number:
+            raise InternalError(
+                f"{peer} sent rows that are not due",
+                shard=str(peer.shard),
+                expected=f"those of lookup {self._parts[0][0]}" if self._parts else "none",
+                actual=f"those of lookup {rows.number}",
+            )
+        return self._parts[0][1]

@@ -15,7 +15,7 @@ from ps_worker.model.optimizer_state import StateEntry
 from ps_worker.session.session import Session
 from ps_worker.step.shard_calls import ShardClient, Writer
 from ps_worker.tables.row_payloads import RowsCall
-from ps_worker.transport.replies import Peer
+from ps_worker.transport.base import Peer
 
 
 class ShardValues:

@@ -27,9 +27,8 @@ from ps_protocol.model.layout import Range
 from ps_protocol.wire.chunks import STEP_REQUESTS
 from ps_protocol.wire.convert.step import request_to_pieces
 from ps_protocol.wire.frames import CHUNK_BYTES
-from ps_worker.transport.base import Link
+from ps_worker.transport.base import GrpcReplies, Link, Place, read_answer, rpc_errors, typed
 from ps_worker.transport.call_messages import CallMessages
-from ps_worker.transport.replies import GrpcReplies, Place, read_answer, rpc_errors, typed
 
 _METHOD = "/ps_protocol.v1.Shard/Step"
 

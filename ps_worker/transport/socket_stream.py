@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
 
 from ps_protocol.cluster.answers import (
     Answer,
@@ -37,10 +41,26 @@ from ps_protocol.wire.socket_messages import (
     framed,
     framed_pieces,
 )
-from ps_worker.transport.base import Link
+from ps_worker.memory.payloads import copy_end_to_end
+from ps_worker.transport.base import Link, Place, fill, parse_reply, read_answer
 from ps_worker.transport.grpc_stream import GrpcClientTransport
-from ps_worker.transport.replies import Place, fill, parse_reply, read_answer
-from ps_worker.transport.shared_region import SharedRegion
+
+
+class SharedRegion:
+    """A mapped region of a shard, read only: a write to ``_values`` would end the process. Used by its transport."""
+
+    def __init__(self, segment: SharedMemory) -> None:
+        #: What is mapped; it may be larger than the region.
+        self.memory = segment
+        # torch warns of read-only buffers, so the buffer is passed by its address; nothing here writes to it.
+        address = np.frombuffer(segment.bytes, dtype=np.uint8).ctypes.data
+        memory = (ctypes.c_uint8 * len(segment.bytes)).from_address(address)
+        self._values = torch.frombuffer(memory, dtype=torch.uint8)
+
+    def copy_to(self, pieces: Sequence[memoryview], ranges: Sequence[Range]) -> None:
+        """Copy ``ranges`` of the region, end to end, into ``pieces``, which hold as many bytes together."""
+        targets = [torch.frombuffer(piece, dtype=torch.uint8) for piece in pieces if len(piece)]
+        copy_end_to_end(targets, [self._values[begin:end] for begin, end in ranges])
 
 
 class SocketClientTransport:
@@ -68,12 +88,14 @@ class SocketClientTransport:
         #: Descriptors that came with the last message and what was read with it, and have not been mapped.
         self._descriptors: list[int] = []
         self._closed = False
+        #: Whether a message that does not come is waited for. A shard answers Attach at once.
+        self._waits: Callable[[], bool] = lambda: False
 
     def attach(self, channel: SideChannel, patience_seconds: float) -> None:
         """Present the token and begin to use the channel. Raises PsError, OSError, ValueError where that fails."""
         self._carrier.prepare(patience_seconds)
         self._carrier.send_all([framed(request_to_bytes(AttachRequest(channel.token, self._link.segments)))])
-        reply = self._next(lambda: False)  # a shard answers at once
+        reply = self.next()
         if isinstance(reply, RefusedChannel):
             raise reply.error
         if not isinstance(reply, AttachedChannel):
@@ -84,6 +106,7 @@ class SocketClientTransport:
         self._carrier.send_all([framed(request_to_bytes(ConfirmRequest()))])
         self._carrier.prepare()
         self._anchor.on_end(self._carrier.shut_down)
+        self._waits = self._anchor.is_active
 
     def _map(self, attached: AttachedChannel) -> None:
         """Take over the memory that came with ``attached``. Raises OSError, ValueError, InternalError."""
@@ -118,7 +141,7 @@ class SocketClientTransport:
             header.segment, payload = header.segment or 1, ()
         else:
             header.segment = 0
-        if self._pushed_room is not None and INLINE_BYTES < total_len(rows) <= len(self._pushed_room.bytes):
+        if self._pushed_room is not None and INLINE_BYTES < sum(map(len, rows)) <= len(self._pushed_room.bytes):
             gather(rows, self._pushed_room.bytes)
             header.rows_in_room, rows = True, ()
         self._send(header, [*payload, *rows])
@@ -181,10 +204,7 @@ class SocketClientTransport:
 
     def next(self) -> StepReply:
         """The next message."""
-        return self._next(self._anchor.is_active)
-
-    def _next(self, alive: Callable[[], bool]) -> StepReply:
-        message, descriptors = self._carrier.receive_message(alive)
+        message, descriptors = self._carrier.receive_message(self._waits)
         if descriptors is not None:
             if self._descriptors:
                 self._drop_descriptors()
@@ -218,7 +238,7 @@ class SocketClientTransport:
 
     def _send(self, message: StepRequest, payload: Sequence[memoryview] = ()) -> None:
         """Errors are left to ``receive``, which finds the connection broken."""
-        small = total_len(payload) <= INLINE_BYTES
+        small = sum(map(len, payload)) <= INLINE_BYTES
         rest = framed_pieces(request_to_pieces(message, payload if small else ())) + ([] if small else [*payload])
         try:
             if self._sending is None or self._sending.done():
@@ -240,11 +260,6 @@ class SocketClientTransport:
         )
         self.cancel()
         return reason
-
-
-def total_len(pieces: Sequence[memoryview]) -> int:
-    """Bytes of all ``pieces``."""
-    return sum(map(len, pieces))
 
 
 def gather(pieces: Sequence[memoryview], into: memoryview) -> None:

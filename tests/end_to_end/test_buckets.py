@@ -12,7 +12,6 @@ from torch import nn
 from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model.layout import aligned
 from ps_protocol.model.spec import Consistency, Mode
-from ps_worker.step import gradient_buckets
 from ps_worker.step.shard_stream import ShardStream
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, values
 from tests.support.length import paired
@@ -25,7 +24,7 @@ STEPS = [step[0] for step in batches(6)]
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch):
     """A bucket per variable or two, so that small models have several."""
-    monkeypatch.setattr(gradient_buckets, "BUCKET_BYTES", 64)
+    monkeypatch.setattr("ps_worker.step.overlap.BUCKET_BYTES", 64)
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_training_gives_the_numbers_it_gives_without_overlap(loop, travel):
 
 
 def test_a_large_model_gives_the_same_numbers_with_payloads_behind_their_messages(monkeypatch):
-    monkeypatch.setattr(gradient_buckets, "BUCKET_BYTES", 300_000)
+    monkeypatch.setattr("ps_worker.step.overlap.BUCKET_BYTES", 300_000)
 
     def loop(model, optimizer):
         for seed in range(3):

@@ -25,9 +25,8 @@ from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import common_pb2
 from ps_protocol.wire.frames import pieces_of
 from ps_server.shard.step.model import ShardModel
-from ps_worker.transport.base import Link
+from ps_worker.transport.base import Link, Peer
 from ps_worker.transport.negotiate import open_stream
-from ps_worker.transport.replies import Peer
 from tests.support import shards
 from tests.support.loops import LoopThread
 from tests.support.shards import TestShard, flat, load, simple_spec, unflat, wait_until, whole_map

@@ -12,7 +12,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.model.spec import Consistency, Mode
 from ps_worker import Cluster
 from ps_worker.step.shard_calls import ShardClient
-from ps_worker.transport.replies import Peer
+from ps_worker.transport.base import Peer
 from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
 

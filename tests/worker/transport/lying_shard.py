@@ -24,9 +24,8 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.errors import to_detail
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_protocol.wire.socket_messages import LENGTH, framed
-from ps_worker.transport.base import ClientTransport, Link
+from ps_worker.transport.base import ClientTransport, Link, Peer
 from ps_worker.transport.negotiate import open_stream
-from ps_worker.transport.replies import Peer
 from tests.support.shards import simple_spec, whole_map
 from tests.transports.support import leaves_no_descriptors
 
