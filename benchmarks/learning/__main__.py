@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.table import Table
 from benchmarks import report
 from benchmarks.learning.grid import Row, Run, run_all
 from benchmarks.learning.laboratory import Setting
+from benchmarks.learning.rules import RULES, check
 from benchmarks.learning.speeds import speeds_of
 from benchmarks.learning.stability import measured, theory
 from benchmarks.learning.tasks import TASKS
@@ -84,6 +86,15 @@ def main() -> None:
     "--lr", "rates", type=click.FloatRange(0, min_open=True), multiple=True, default=[0.05], show_default=True
 )
 @click.option("--mode", "modes", type=_Modes(), multiple=True, default=["sync", "async"], show_default=True)
+@click.option(
+    "--rule",
+    "rules",
+    type=click.Choice(list(RULES)),
+    multiple=True,
+    default=["plain"],
+    show_default=True,
+    help="What becomes of old gradients in async and ssp.",
+)
 @click.option("--workers", "counts", type=click.IntRange(1, 1024), multiple=True, default=[4], show_default=True)
 @click.option(
     "--speeds", default="equal", show_default=True, help="equal, exponential, slow:K, trace:FILE, or 1,1,0.25."
@@ -99,6 +110,7 @@ def run(
     arguments: Sequence[tuple[str, Any]],
     rates: Sequence[float],
     modes: Sequence[Consistency],
+    rules: Sequence[str],
     counts: Sequence[int],
     speeds: str,
     pushes: int,
@@ -109,21 +121,27 @@ def run(
 ) -> None:
     """Train every combination of the options, with each seed.
 
-    Options that may be given several times span a grid.
+    Options that may be given several times span a grid. With several learning rates a second table has the best rate of
+    each other setting.
     """
     for workers in counts:
         speeds_of(speeds, workers, 0)
     settings = [
-        (task, Setting(optimizer, {"lr": rate, **dict(arguments)}, mode, workers, pushes))
+        (task, Setting(optimizer, {"lr": rate, **dict(arguments)}, mode, workers, pushes, rule=rule))
         for task in tasks
         for optimizer in optimizers
         for workers in counts
         for mode in modes
+        for rule in rules
         for rate in rates
     ]
+    for _, setting in settings:
+        check(setting.rule, setting.optimizer, setting.options)
     runs = [Run(task, setting, speeds, seed) for task, setting in settings for seed in range(seeds)]
     rows = _run(runs, processes)
     _show(rows)
+    if len(rates) > 1:
+        _show_best(rows)
     if json_path:
         found = {"machine": report.machine(), "rows": [row.as_json() for row in rows]}
         json_path.write_text(json.dumps(found, indent=1) + "\n")
@@ -203,10 +221,33 @@ def _show(rows: Sequence[Row]) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
-def _name(row: Row) -> str:
+def _show_best(rows: Sequence[Row]) -> None:
+    """Of each setting the row of its best learning rate, and the largest rate at which no training diverged."""
+    table = Table("task", "setting", "best lr", "mean", "spread", "largest lr without divergence")
+    settings: dict[str, list[Row]] = {}
+    for row in rows:
+        options = {**row.setting.options, "lr": None}
+        settings.setdefault(row.task + _name(replace(row, setting=replace(row.setting, options=options))), []).append(
+            row
+        )
+    for alike in settings.values():
+        whole = [row for row in alike if not row.diverged]
+        if not whole:
+            table.add_row(alike[0].task, _name(alike[0], "lr"), "–", "–", "–", "none")
+            continue
+        best = min(whole, key=lambda row: row.mean)
+        rate, largest = best.setting.options["lr"], max(row.setting.options["lr"] for row in whole)
+        table.add_row(
+            best.task, _name(best, "lr"), f"{rate:g}", f"{best.mean:.4g}", f"{best.spread:.2g}", f"{largest:g}"
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _name(row: Row, without: str = "") -> str:
     setting = row.setting
-    options = " ".join(f"{name}={value}" for name, value in setting.options.items())
-    return f"{setting.optimizer} {options} {setting.consistency} {setting.workers} workers"
+    options = [f"{name}={value}" for name, value in setting.options.items() if name != without]
+    rule = [] if setting.rule == "plain" else [setting.rule]
+    return " ".join([setting.optimizer, *options, str(setting.consistency), *rule, f"{setting.workers} workers"])
 
 
 if __name__ == "__main__":

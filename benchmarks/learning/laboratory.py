@@ -10,12 +10,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from benchmarks.learning.rules import RULES, Pushed, Rule
 from benchmarks.learning.speeds import Speeds
 from benchmarks.learning.tasks import Task
 from ps_protocol.model.layout import Layout
@@ -45,6 +46,8 @@ class Setting:
     pushes: int
     #: How often the model is measured on the way.
     measures: int = 20
+    #: Of ``rules.RULES``: what becomes of old gradients in async and ssp.
+    rule: str = "plain"
 
 
 @dataclass(slots=True)
@@ -80,6 +83,8 @@ class _Worker:
     version: int = 0
     steps: int = 0
     clock: int = 0
+    #: When it pulled, in virtual seconds.
+    began: float = 0.0
     #: Waits for the mode to answer its pull.
     waits: bool = True
 
@@ -93,6 +98,9 @@ class Laboratory:
         self._model = task.model(seed)
         self._layout = _layout(self._model, setting)
         self._options = [dict(setting.options)]
+        made = RULES[setting.rule](setting.workers, setting.options.get("lr", 0.0))
+        #: None where nothing is changed.
+        self._rule = None if type(made) is Rule else made
         self._replica = Replica(self._layout)
         self._gradients = Region(self._layout)
         with torch.no_grad():
@@ -107,6 +115,8 @@ class Laboratory:
         self._held: dict[PushInfo, Region] = {}
         self._events: list[tuple[float, int]] = []
         self._done = 0
+        #: Pushes that the rule dropped.
+        self._dropped = 0
         self._now = 0.0
 
     def train(self) -> Outcome:
@@ -135,7 +145,7 @@ class Laboratory:
         diverged = diverged or not curve[-1][2] < first
         counts = self._tracker.counts
         ages = {age: count for age, count in enumerate(counts.staleness) if count}
-        dropped = counts.outcomes[Verdict.STALE.value] + counts.outcomes[Verdict.LATE.value]
+        dropped = counts.outcomes[Verdict.STALE.value] + counts.outcomes[Verdict.LATE.value] + self._dropped
         return Outcome(math.inf if diverged else curve[-1][2], diverged, self._now, ages, dropped, curve)
 
     def _marks(self) -> Iterator[float]:
@@ -164,16 +174,35 @@ class Laboratory:
         worker.clock += 1
         worker.waits = True
         push = PushInfo(worker.key, worker.steps, Position(0, worker.clock), worker.version)
+        staleness = self._tracker.version - worker.version
         decision = self._tracker.push(push)
         match decision.verdict:
             case Verdict.APPLY:
                 self._done += 1
-                self._replica.apply(Step(gradients, frozenset(absent), self._options, decision.scale))
+                step = Step(gradients, frozenset(absent), self._options, decision.scale)
+                if self._rule is None:
+                    self._replica.apply(step)
+                else:
+                    self._apply(self._rule, worker, staleness, step)
             case Verdict.HOLD:
                 self._held[push] = gradients
             case _:
                 self._done += 1
                 worker.clock = self._tracker.resume(push.position).clock
+
+    def _apply(self, rule: Rule, worker: _Worker, staleness: int, step: Step) -> None:
+        """Make ``step`` as ``rule`` has it."""
+        values = _flat(self._replica.region)
+        seconds = self._now - worker.began
+        push = Pushed(worker.key.rank, staleness, seconds, _flat(step.gradients), _flat(worker.pulled), values)
+        factor = rule.take(push)
+        if not factor:
+            self._dropped += 1
+            return
+        (options,) = self._options
+        before = values.clone()
+        self._replica.apply(replace(step, options=[{**options, "lr": factor * options["lr"]}]))
+        rule.applied(values - before)
 
     def _make(self, ready: Round) -> None:
         """The update of one synchronous round."""
@@ -188,6 +217,9 @@ class Laboratory:
             if worker.waits and self._tracker.may_pull(Position(0, worker.clock)):
                 worker.waits = False
                 worker.pulled.data.copy_(self._replica.region.data)
+                worker.began = self._now
+                if self._rule is not None:
+                    self._rule.look_ahead(_flat(worker.pulled))
                 worker.version = self._tracker.version
                 seconds = self._speeds(worker.key.rank, worker.steps + 1)
                 heapq.heappush(self._events, (self._now + seconds, worker.key.rank))
@@ -202,6 +234,10 @@ class Laboratory:
 def train(task: Task, setting: Setting, speeds: Speeds, seed: int) -> Outcome:
     """Train once. The same arguments give the same bits, with one thread of torch on one machine."""
     return Laboratory(task, setting, speeds, seed).train()
+
+
+def _flat(region: Region) -> torch.Tensor:
+    return region.data.view(torch.float32)
 
 
 def _layout(model: nn.Module, setting: Setting) -> Layout:

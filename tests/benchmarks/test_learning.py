@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from benchmarks.learning import __main__ as program
 from benchmarks.learning.grid import Row
 from benchmarks.learning.laboratory import Outcome, Setting, train
+from benchmarks.learning.rules import RULES, Compensation, Gap, Pushed, Share
 from benchmarks.learning.speeds import mean_seconds, speeds_of
 from benchmarks.learning.stability import measured, theory
 from benchmarks.learning.tasks import Digits, NoisyQuadratic, Task
@@ -147,3 +148,79 @@ def test_the_time_to_a_measure_is_the_median_over_seeds():
     assert row.seconds_to(0.5) == 5.0
     assert row.seconds_to(0.1) is None
     assert row.spread == 0.0
+
+
+@pytest.mark.parametrize("rule", sorted(RULES.keys() - {"plain", "dana"}))
+def test_no_rule_changes_a_gradient_that_is_not_old(rule):
+    chosen = setting(ASYNC, 1, momentum=0.9)
+    assert outcome_of(NoisyQuadratic(), replace(chosen, rule=rule)) == outcome_of(NoisyQuadratic(), chosen)
+
+
+def pushed(staleness: int = 3, rank: int = 0, seconds: float = 1.0) -> Pushed:
+    generator = torch.Generator().manual_seed(staleness)
+    return Pushed(rank, staleness, seconds, *torch.randn(3, 8, generator=generator))
+
+
+@pytest.mark.parametrize(
+    ("rule", "factors"),
+    [
+        ("threshold", [1, 1, 1, 1, 0, 0]),
+        ("concurrency", [1, 1, 1, 1, 1, 4 / 5]),
+        ("inverse", [1, 1, 1 / 2, 1 / 3, 1 / 4, 1 / 5]),
+    ],
+)
+def test_steps_are_smaller_by_staleness(rule, factors):
+    made = RULES[rule](4, 0.1)
+    assert [made.take(pushed(staleness)) for staleness in range(6)] == pytest.approx(factors)
+
+
+def test_the_gap_divides_by_how_many_usual_updates_a_parameter_has_moved():
+    rule = Gap(4, 0.1)
+    change = torch.linspace(0.1, 0.8, 8)
+    rule.applied(change)
+    push = pushed()
+    expected = push.gradient / (1 + (push.values - push.pulled).abs() / change)
+    assert rule.take(push) == 1
+    torch.testing.assert_close(push.gradient, expected)
+
+
+def test_compensation_adds_the_diagonal_of_the_curvature_times_the_way():
+    rule = Compensation(4, 0.1)
+    push = pushed()
+    # The mean of squares begins with those of this gradient: g² over its root is |g|.
+    expected = push.gradient + 2 * push.gradient.abs() * (push.values - push.pulled)
+    rule.take(push)
+    torch.testing.assert_close(push.gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_by_share_make_each_worker_count_alike():
+    rule = Share(2, 0.1)
+    # Worker 0 makes three steps of 1 s while worker 1 makes one of 3 s.
+    for _ in range(5):
+        first = [rule.take(pushed(rank=0, seconds=1.0)) for _ in range(3)]
+        second = rule.take(pushed(rank=1, seconds=3.0))
+    assert sum(first) == pytest.approx(second)
+    assert sum(first) + second == pytest.approx(4)
+
+
+def test_a_momentum_for_each_worker_is_stable_where_one_on_the_shard_diverges():
+    chosen = setting(ASYNC, 8, 800, lr=0.05)
+    momentum = replace(chosen, options=chosen.options | {"momentum": 0.9})
+    assert outcome_of(NoisyQuadratic(), momentum).diverged
+    assert not outcome_of(NoisyQuadratic(), replace(chosen, rule="dana")).diverged
+
+
+def test_a_rule_that_does_not_fit_the_optimizer_is_refused():
+    arguments = ["run", "--task", "quadratic", "--rule", "dana", "--arg", "momentum=0.9", "--pushes", "8"]
+    result = CliRunner().invoke(program.main, arguments)
+    assert result.exit_code == 2
+    assert "SGD without momentum" in result.output
+
+
+def test_the_best_rate_of_each_rule_is_shown(capsys):
+    rates = ["--lr", "0.05", "--lr", "50"]
+    arguments = ["run", "--task", "quadratic", "--mode", "async", "--seeds", "1", "--pushes", "40", "--processes", "1"]
+    result = CliRunner().invoke(program.main, [*arguments, *rates, "--rule", "plain", "--rule", "gap"])
+    assert result.exit_code == 0, result.output
+    assert "largest lr without divergence" in result.output
+    assert result.output.count("gap") >= 3
