@@ -47,10 +47,10 @@ class KeyedCertificate:
 
 
 class Authority:
-    """Signs certificates of one job's processes."""
+    """Signs the certificates of one job's processes."""
 
     def __init__(self, own: KeyedCertificate) -> None:
-        """Raises ConfigError for what is no certificate with its key."""
+        """Raises ConfigError unless ``own`` is a certificate with its key."""
         self.own = own
         try:
             self._certificate = x509.load_pem_x509_certificate(own.certificate)
@@ -65,7 +65,7 @@ class Authority:
 
     @classmethod
     def make(cls, name: str = "torch-ps", days: float = AUTHORITY_DAYS) -> Authority:
-        """A new one, valid for ``days`` from now."""
+        """Make a new authority, valid for ``days`` from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _subject(f"{name} authority")
         builder = _builder(subject, subject, key, days)
@@ -153,20 +153,20 @@ class CertificateFolder:
 
     @property
     def authority_file(self) -> Path:
-        """The authority's certificate: what everybody trusts."""
+        """The authority's certificate, which every process trusts."""
         return self.path / f"{AUTHORITY}.pem"
 
     @property
     def token_file(self) -> Path:
-        """A line for each role."""
+        """The file with a token for each role, one a line."""
         return self.path / TOKENS
 
     def pair(self, name: str) -> tuple[Path, Path]:
-        """Certificate and key of "coordinator", "shard-0", "admin", …"""
+        """The files of the certificate and key of "coordinator", "shard-0", "admin", …"""
         return self.path / f"{name}.pem", self.path / f"{name}.key"
 
     def settings(self, name: str, *, require_client: bool = True, role: AccessRole | None = None) -> SecuritySettings:
-        """Of the process with the certificate ``name``. ``role``: a client, which gets the token of its role alone."""
+        """The settings of the process with the certificate ``name``. A client has a ``role``, and its token."""
         certificate, key = self.pair(name)
         tokens = self.path / f"{role.value}.token" if role else self.token_file
         return SecuritySettings(
@@ -181,7 +181,7 @@ class CertificateFolder:
     def make(self, shards: int, hosts: Sequence[str], days: float = CERTIFICATE_DAYS) -> list[Path]:
         """Make an authority, all certificates and tokens; returns what was made.
 
-        Raises ConfigError where an authority is there already, or files cannot be written.
+        Raises ConfigError if the folder has an authority already, or files cannot be written.
         """
         if self.authority_file.exists():
             raise ConfigError(
@@ -204,7 +204,7 @@ class CertificateFolder:
             raise _unwritable(self.path, error) from error
 
     def have_shard(self, number: int, hosts: Sequence[str], days: float = CERTIFICATE_DAYS) -> None:
-        """Make the certificate of a shard that is added to a job, where there is none. Raises ConfigError."""
+        """Make the certificate of a shard that is added to a job, unless it exists. Raises ConfigError."""
         if self.pair(f"shard-{number}")[0].exists():
             return
         try:
@@ -213,7 +213,7 @@ class CertificateFolder:
             raise _unwritable(self.path, error) from error
 
     def replace_tokens(self, keep: bool = False) -> list[Path]:
-        """Replace the token of every role. ``keep``: servers go on accepting the ones before, too."""
+        """Replace the token of every role. ``keep``: servers accept the previous tokens, too."""
         before = self.token_file.read_text() if keep else ""
         lines = {role: f"{role.value}:{role.value}:{secrets.token_hex(32)}\n" for role in AccessRole}
         made = [self._write(TOKENS, ("".join(lines.values()) + before).encode())]

@@ -1,4 +1,6 @@
-"""The commands as programs. Their modules are imported here, so that Ctrl-C meanwhile ends them without a traceback."""
+"""The entry points of the programs. They import the modules of a command, during which Ctrl-C ends the process without
+a traceback.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +19,34 @@ MODULES = MappingProxyType(
         "psctl": "ps_server.cli.psctl.main",
     }
 )
-"""Where the command of each program is: ``main`` for callers with arguments, ``program`` for the process."""
+"""The module of each program: its ``main`` is the click command, its ``program`` runs the process."""
 
 
 def ps_coordinator() -> NoReturn:
-    """The process of ps-coordinator."""
+    """Run ps-coordinator."""
     _run(MODULES["ps-coordinator"])
 
 
 def ps_server() -> NoReturn:
-    """The process of ps-server."""
+    """Run ps-server."""
     _run(MODULES["ps-server"])
 
 
 def ps_run() -> NoReturn:
-    """The process of ps-run."""
+    """Run ps-run."""
     _run(MODULES["ps-run"])
 
 
 def psctl() -> NoReturn:
-    """The process of psctl."""
+    """Run psctl."""
     _run(MODULES["psctl"])
 
 
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """SIGINT ends this process at once, as SIGTERM does: for imports, which leave nothing to be closed.
+    """Within the block SIGINT ends this process at once, as SIGTERM does: imports leave nothing to be closed.
 
-    Where it is ignored, or handled by somebody else, nothing changes. Used in the main thread.
+    A signal that is ignored, or has another handler, keeps it. Used in the main thread.
     """
     handler = signal.getsignal(signal.SIGINT)
     if handler is not signal.default_int_handler:

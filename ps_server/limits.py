@@ -36,7 +36,7 @@ MAX_NAME_BYTES = 256
 """Default limit of names of models, tables, datasets and optimizers; limit of hosts, addresses and tokens."""
 
 METADATA_FACTOR = 4
-"""Headers so many times above their limit are refused by gRPC itself, unread and uncounted."""
+"""gRPC itself refuses headers this many times above their limit, unread and uncounted."""
 
 
 _MEMORY: Mapping[str, Any] = {
@@ -59,7 +59,7 @@ class ServerLimits:
 
     @property
     def server_options(self) -> Mapping[str, int]:
-        """What gRPC itself enforces, as options of a server."""
+        """The limits that gRPC itself enforces, as options of a server."""
         return {
             "grpc.max_allowed_incoming_connections": self.max_connections,
             "grpc.max_concurrent_streams": self.max_streams,
@@ -113,38 +113,38 @@ class JobLimits:
 
     @property
     def max_variable_name_bytes(self) -> int:
-        """More, because modules nest and wrappers add their own names."""
+        """Higher than ``max_name_bytes``, because modules nest and wrappers add their own names."""
         return 16 * self.max_name_bytes
 
 
 class OverLimit(InvalidRequest):
-    """A request that is refused by the limit of this name, one of LIMITS; clients see an InvalidRequest."""
+    """A request above ``limit``, one of LIMITS; clients receive an InvalidRequest."""
 
     limit: str = ""
 
     @classmethod
     def of(cls, limit: str, message: str, **fields: str) -> OverLimit:
-        """With ``limit``."""
+        """An error that names ``limit``."""
         error = cls(message, **fields)
         error.limit = limit
         return error
 
 
 class LimitCounts:
-    """How often each limit has refused or closed something. Used on the server's event loop."""
+    """Counts what each limit refuses or closes, and knows how much of it is used. Used on the server's event loop."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._held: dict[str, tuple[int, Callable[[], int]]] = {}
+        self._tracked: dict[str, tuple[int, Callable[[], int]]] = {}
 
-    def hold(self, limit: str, most: int, used: Callable[[], int]) -> None:
-        """From now on ``used`` tells how much of ``limit``, of which there is ``most``, is taken."""
-        self._held[limit] = most, used
+    def track(self, limit: str, most: int, used: Callable[[], int]) -> None:
+        """Report what ``used`` returns as the part of ``limit``, ``most`` in all, that is in use."""
+        self._tracked[limit] = most, used
 
     @property
-    def held(self) -> Mapping[str, tuple[int, int]]:
-        """How much of each limit there is, and how much is taken; of those that know."""
-        return {limit: (most, used()) for limit, (most, used) in self._held.items()}
+    def usage(self) -> Mapping[str, tuple[int, int]]:
+        """The size of each tracked limit, and how much of it is in use."""
+        return {limit: (most, used()) for limit, (most, used) in self._tracked.items()}
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -161,30 +161,30 @@ class LimitCounts:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Of all limits, also those that have not refused anything."""
+        """The refusals of all limits, also of those without any."""
         return MappingProxyType({limit: self._counts[limit] for limit in LIMITS})
 
 
 class SharedLimit:
-    """How many of one thing are in use: in all, and by each peer."""
+    """Limits how many of one thing are in use: in all, and by each peer."""
 
     def __init__(self, most: int, most_of_one: int, names: tuple[str, str], counts: LimitCounts) -> None:
-        """``names``: of both limits, in ``counts``."""
+        """``names``: those of both limits in ``counts``."""
         self._most = most
         self._most_of_one = most_of_one
         self._names = names
         self._counts = counts
         self._used: Counter[str] = Counter()
         self._total = 0
-        counts.hold(names[0], most, lambda: self._total)
+        counts.track(names[0], most, lambda: self._total)
 
     @property
     def used(self) -> int:
-        """Of all peers."""
+        """The number in use by all peers."""
         return self._total
 
     def take(self, peer: str, what: str, flags: tuple[str, str]) -> None:
-        """One more for ``peer``, until ``give_back``. Raises Unavailable, naming ``what`` and the option to raise."""
+        """Take one for ``peer``, until ``give_back``. Raises Unavailable, naming ``what`` and the option to raise."""
         for number, (used, most) in enumerate(((self._total, self._most), (self._used[peer], self._most_of_one))):
             if used >= most:
                 self._counts.add(self._names[number])
@@ -198,7 +198,7 @@ class SharedLimit:
         self._used[peer] += 1
 
     def give_back(self, peer: str) -> None:
-        """One of ``peer`` has ended."""
+        """Return one that ``peer`` has taken."""
         self._total -= 1
         self._used[peer] -= 1
         if not self._used[peer]:

@@ -39,7 +39,7 @@ _TYPES: Mapping[type, click.ParamType[Any, Any]] = {
 
 
 def setting(default: Any, help: str, type: click.ParamType[Any, Any] | None = None, **attributes: Any) -> Any:
-    """A field that an option sets; ``help`` is what --help says of it.
+    """A field that an option sets; ``help`` is its text in --help.
 
     Without ``type``, an int is 1 or more, a float above 0, an enum one of its values, a Path a folder, a bool a flag.
     ``attributes`` are those of ``click.option``, and ``name``, if the option has another name than the field.

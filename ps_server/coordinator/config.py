@@ -65,7 +65,7 @@ class CoordinatorConfig:
     ready_file: Path | None
     cluster: ClusterSettings
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    #: The source of models that are not placed yet.
+    #: The checkpoint that models take their first values from.
     saved: Checkpoint | None = None
     #: Exit when the job is finished and its members have left.
     exit_when_finished: bool = False
@@ -75,7 +75,7 @@ class CoordinatorConfig:
     limits: ServerLimits = field(default_factory=ServerLimits)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     elastic: ElasticSettings = field(default_factory=ElasticSettings)
-    #: Is asked for workers that are missing.
+    #: Starts workers that are missing.
     engine: WorkerEngine | None = None
 
     @property
@@ -101,7 +101,7 @@ class CoordinatorConfig:
 
 
 def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords | None) -> CoordinatorConfig:
-    """The typed configuration of the command's ``options``; what was not ``given`` comes from ``kept``, the journal.
+    """The configuration of the command's ``options``; those that were not ``given`` come from ``kept``, the journal.
 
     Raises ConfigError when options contradict each other.
     """
@@ -169,7 +169,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
 
 
 def _elasticity(options: Mapping[str, Any], workers: WorkerRange) -> tuple[ElasticSettings, WorkerEngine | None]:
-    """What the coordinator may do by itself, and whom it asks for workers. Raises ConfigError."""
+    """What the coordinator may do by itself, and the engine that starts workers. Raises ConfigError."""
     chosen = configured(EngineOptions, options)
     if chosen.engine is None:
         if chosen.engine_workers or chosen.engine_most:
@@ -207,20 +207,20 @@ def _from_journal(kept: ClusterRecords, given: Set[str]) -> dict[str, Any]:
 
 
 def from_tf_config(text: str, given: set[str]) -> dict[str, Any]:
-    """What TF_CONFIG says about options that were not ``given``. Raises ConfigError when it cannot be read."""
+    """The values in TF_CONFIG of options that were not ``given``. Raises ConfigError when it cannot be read."""
     if not text:
         return {}
-    told = TfConfig.parse(text)
-    if told.task_type != "chief":
-        program = {"ps": "ps-server"}.get(told.task_type, "the training script")
+    task = TfConfig.parse(text)
+    if task.task_type != "chief":
+        program = {"ps": "ps-server"}.get(task.task_type, "the training script")
         raise ConfigError(
-            f"ps-coordinator runs the chief; this TF_CONFIG says {told.task_type} {told.task_index}",
+            f"ps-coordinator runs the chief; this TF_CONFIG says {task.task_type} {task.task_index}",
             remedy=f"run {program} with it, or unset TF_CONFIG to run the coordinator beside it by its flags",
         )
     # The engine that started the tasks may wait until all of them end.
-    values: dict[str, Any] = {"shards": told.shards, "workers": told.workers, "exit_when_finished": True}
-    if told.coordinator_address:
-        host, _, port = told.coordinator_address.rpartition(":")
+    values: dict[str, Any] = {"shards": task.shards, "workers": task.workers, "exit_when_finished": True}
+    if task.coordinator_address:
+        host, _, port = task.coordinator_address.rpartition(":")
         # The chief's name may be that of a service in front of it, on which a process cannot listen.
         values |= {"bind": host if host in ("localhost", "127.0.0.1") else "0.0.0.0", "port": int(port)}
     return {name: value for name, value in values.items() if name not in given}

@@ -1,4 +1,4 @@
-"""The command ps-coordinator: runs one coordinator until it is told to stop."""
+"""The command ps-coordinator: runs one coordinator until a signal stops it."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def serve(
             each.cancel()
         await moves.stop()
         if driver.failed.is_set():
-            # A checkpoint would hold what an older journal says of data and phases.
+            # A checkpoint would contain the data leases and phases of an older journal.
             running.cancel()
             driver.check_failed()
         checkpoints.stop()
@@ -188,7 +188,7 @@ def _serve_metrics(
 
 
 def serve_page(bind: str, port: int | None, recorder: JobRecorder, security: Security) -> PageServer | None:
-    """Serve the page of this job; None where ``port`` is None. Called on the coordinator's loop.
+    """Serve the page of this job, unless ``port`` is None. Called on the coordinator's loop.
 
     Raises ConfigError when its libraries are not installed, or it cannot listen there.
     """
@@ -200,11 +200,11 @@ def serve_page(bind: str, port: int | None, recorder: JobRecorder, security: Sec
 
     loop = asyncio.get_running_loop()
 
-    async def told() -> JobHistory:
+    async def history() -> JobHistory:
         return recorder.history()
 
     async def source() -> JobHistory:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(told(), loop))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(history(), loop))
 
     page = PageServer(bind, port, source, security)
     recorder.configuration["page"] = page.url
@@ -268,12 +268,12 @@ def main(context: click.Context, /, **values: Any) -> None:
         common.check_descriptors(common.OWN_DESCRIPTORS, "this coordinator")
         common.check_ready_file(values["ready_file"])
         life = take_life_pipe(os.environ)
-        told = from_tf_config(os.environ.get("TF_CONFIG", ""), given)
+        from_engine = from_tf_config(os.environ.get("TF_CONFIG", ""), given)
         folder: Path | None = values["data_dir"]
         older = values["accept_older_journal"]
         with nullcontext() if folder is None else Journal.open(folder, accept_older=older) as journal:
             kept = from_rows(journal.read(), str(journal.path)) if journal else None
-            config = configure({**values, **told}, given | told.keys(), kept)
+            config = configure({**values, **from_engine}, given | from_engine.keys(), kept)
             if config.checkpoints.directory is not None:
                 check_writable(config.checkpoints.directory)
             grpc_server.run(lambda stop: showing_life(serve(config, journal, stop, unsaved), life))

@@ -50,7 +50,7 @@ class PartitionOptions:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """Fixed while the coordinator runs, except for the mode, which may be changed."""
+    """The settings of a cluster. They are fixed while the coordinator runs, except for the mode."""
 
     expected_shards: int = 1
     #: 0: workers join and leave at any time, and the job waits for none.
@@ -71,7 +71,7 @@ class ClusterSettings:
         "lease at most.",
     )
     seed: int = 0
-    #: Incarnations count up from here; above all that an earlier coordinator handed out.
+    #: Incarnations count up from here, above those that an earlier coordinator gave.
     first_incarnation: int = 1
     limits: JobLimits = field(default_factory=JobLimits)
     #: When the steady clock that times come from read 0, in seconds since 1970.
@@ -93,7 +93,7 @@ class ClusterSettings:
 
     @property
     def always_workers(self) -> int:
-        """So many workers has the job at least while all are there."""
+        """The number of workers that the job has at least, while none is missing."""
         return self.expected_workers or self.least_workers
 
 
@@ -117,7 +117,7 @@ class JobIdentity:
 
 
 def check_same_job(settings: ClusterSettings, kept: JobIdentity) -> None:
-    """Raises one ConfigError that names every flag by which ``settings`` contradict the journal's ``kept``."""
+    """Raises ConfigError if ``settings`` contradict the journal's ``kept``; the error names every such flag."""
     ours = settings.identity
     named = (
         ("--shards", kept.expected_shards, ours.expected_shards),
@@ -136,7 +136,7 @@ def check_same_job(settings: ClusterSettings, kept: JobIdentity) -> None:
 
 
 def partition_flags(rule: PartitionRule) -> str:
-    """The flags that give ``rule``, without the first one's name."""
+    """The value of --partition that selects ``rule``, with the flags that refine it."""
     match rule:
         case FixedShards(slices):
             return f"fixed --partition-slices {slices}"

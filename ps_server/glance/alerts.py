@@ -1,4 +1,4 @@
-"""What people should look at: members that are missing, lost, failed or silent, numbers that are not finite."""
+"""Alerts: members that are missing, lost, failed or silent, and reported numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ps_server.glance.shards import ShardGlance
 from ps_server.glance.workers import WorkerGlance
 
 NAMED = 3
-"""More workers than this that are wrong in the same way are one alert."""
+"""More workers than this with the same problem share one alert."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
     """Something that is wrong now."""
 
-    #: Names the condition; the same for as long as it holds.
+    #: Names the condition; the same while it lasts.
     key: str
     text: str
 
 
 def alerts_of(history: JobHistory, workers: Sequence[WorkerGlance], shards: Sequence[ShardGlance]) -> tuple[Alert, ...]:
-    """Those of a job that is not finished, shards first; of members once it has begun."""
+    """The alerts of a job that is not finished, shards first; those of members once it has started."""
     view = history.status.view
     if view.finished:
         return ()

@@ -20,12 +20,12 @@ _INCARNATION = re.compile(r" as incarnation \d+|; incarnation \d+ is fenced")
 
 @dataclass(frozen=True, slots=True)
 class JobGlance:
-    """What there is to see of a job at one moment."""
+    """The state of a job at one moment, as people see it."""
 
     #: Seconds since 1970, and since this coordinator began.
     at_seconds: float
     elapsed_seconds: float
-    #: Name of the job; empty: the default one, which says nothing.
+    #: Name of the job; empty for the default name.
     job: str
     headline: str
     mode: str
@@ -55,7 +55,7 @@ class JobGlance:
 
 
 def glance_of(history: JobHistory) -> JobGlance:
-    """What ``history`` shows."""
+    """The glance at the job of ``history``."""
     view = history.status.view
     workers, shards = workers_of(history), shards_of(history)
     live = [worker for worker in workers if worker.state in ("live", "busy", "silent") and not worker.evaluator]
@@ -89,13 +89,13 @@ def glance_of(history: JobHistory) -> JobGlance:
 
 
 def _in_words(event: JobEvent) -> JobEvent:
-    """Without the long number that a process is told apart by, where the event says who it was."""
+    """``event`` without incarnations, where its text names the member."""
     return replace(event, text=_INCARNATION.sub("", event.text))
 
 
 def _means(workers: list[WorkerGlance]) -> dict[str, float]:
-    told: dict[str, list[float]] = {}
+    values_of: dict[str, list[float]] = {}
     for worker in workers:
         for name, value in worker.reported.items():
-            told.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in told.items()}
+            values_of.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in values_of.items()}

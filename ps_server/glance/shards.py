@@ -1,4 +1,4 @@
-"""The shards of a job at a glance, their standbys and tables, and what each holds."""
+"""The shards of a job at a glance, with their standbys and tables."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ps_protocol.model.spec import Consistency, Mode
 
 SILENT_BEATS = 3.0
 SILENT_LEASES = 0.25
-"""A member is silent after so many heartbeats have not come, and this part of its lease has gone by."""
+"""A member is silent when this many heartbeats are missing, and this part of its lease has passed."""
 
 SLOW = 0.7
 """A worker is slow below this part of the median speed."""
@@ -44,7 +44,7 @@ class WorkerGlance:
     bytes_per_second: float
     staleness: int
     transport: str
-    #: What it waits for most, in words; empty: nothing worth naming.
+    #: The reason of most of its waiting, for people; empty: it hardly waits.
     waits_for: str
     #: The part of its time that it waits; None: not known.
     wait_share: float | None
@@ -81,7 +81,7 @@ def workers_of(history: JobHistory) -> tuple[WorkerGlance, ...]:
 
 
 def is_silent(entry: MemberStatus, history: JobHistory) -> bool:
-    """Whether a live member has not been heard of for long."""
+    """Whether a live member has not sent a heartbeat for long."""
     limit = max(SILENT_BEATS * history.heartbeat_seconds, SILENT_LEASES * history.lease_seconds)
     return not entry.gone and entry.seconds_since_heartbeat > limit
 
@@ -92,7 +92,7 @@ def _is_cut_off(rank: int, history: JobHistory) -> bool:
 
 
 def has_stepped(entry: MemberStatus) -> bool:
-    """Whether a worker has told a position: before its first push it is at none, and has none to be behind from."""
+    """Whether a worker has reported a position. It has none before its first push, and is not behind then."""
     return (entry.stats.phase, entry.stats.clock) != (0, 0)
 
 
@@ -111,7 +111,7 @@ def straggler_of(
     if len(workers) < 2:
         return None
     if consistency.mode is not Mode.ASYNC:
-        held = _least_held([worker.index for worker in workers if worker.index in shares], shares)
+        held = _least_waiting([worker.index for worker in workers if worker.index in shares], shares)
         if held is not None or consistency.mode is Mode.SYNC:
             return held
     # One that has just joined has no speed yet.
@@ -123,7 +123,7 @@ def straggler_of(
     return slowest.index if slowest.steps_per_second < SLOW * others else None
 
 
-def _least_held(ranks: Sequence[int], shares: Mapping[int, Mapping[str, float]]) -> int | None:
+def _least_waiting(ranks: Sequence[int], shares: Mapping[int, Mapping[str, float]]) -> int | None:
     """Of workers that the mode makes wait for each other, the one that does not wait while the others do."""
     if len(ranks) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Decides who may look at the page: a token in a header or a cookie, or a certificate, of a role that may view."""
+"""Decides who may view the page: callers with a token in a header or a cookie, or a certificate, of a role that may."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class PageAccess:
         self._names = HostNames(host)
 
     def check(self, request: Request) -> Caller:
-        """Who asks. Raises Unauthenticated for nobody that is known, PermissionDenied for a role that may not view."""
+        """The caller. Raises Unauthenticated for an unknown one, PermissionDenied for a role that may not view."""
         authorization = request.headers.get("authorization", "")
         if not authorization and (token := _decoded(request.cookies.get(cookie_of(request), ""))):
             authorization = bearer(token)
         return self._check(authorization, request)
 
     def check_proof(self, caller: Caller) -> None:
-        """Raises Unauthenticated when ``caller``, whom ``check`` admitted, may not go on."""
+        """Raises Unauthenticated when the proof of ``caller``, whom ``check`` admitted, is no longer valid."""
         self._security.check_proof(caller)
 
     def check_token(self, token: str, request: Request) -> None:
-        """Raises as ``check`` unless a cookie with ``token`` admits to the page."""
+        """Raises as ``check`` unless ``token`` admits to the page."""
         self._check(bearer(token[:_LONGEST_TOKEN]), request)
 
     def may_name(self, request: Request) -> bool:
@@ -55,7 +55,7 @@ class PageAccess:
         return self._names.allow(request.headers.get("host", ""))
 
     def keep(self, response: Response, token: str, request: Request) -> None:
-        """Have the browser send ``token`` from now on, to this page alone, until it is closed."""
+        """Set a cookie: the browser sends ``token`` to this page alone, until it is closed."""
         value = base64.urlsafe_b64encode(token.encode()).decode()
         response.set_cookie(
             cookie_of(request), value, httponly=True, samesite="strict", secure=self._security.tls, path="/"

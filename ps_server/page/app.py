@@ -37,14 +37,14 @@ HEADERS = {
 """Of every response. A browser loads nothing from elsewhere, and runs no script but those of this page."""
 
 HOST_VIEWERS = VIEWERS // 2
-"""Of the places for browsers that one host may take."""
+"""The most browsers of one host."""
 
 _FORM_BYTES = 4096
 _RETRY_MS = 1000
 
 
 def templates() -> Environment:
-    """The HTML of the page; whatever is put into it is escaped."""
+    """The templates of the page, which escape the values that are inserted."""
     return Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined)
 
 
@@ -76,7 +76,7 @@ class PageHeaders:
 
 
 class Pages:
-    """The handlers."""
+    """The handlers of requests."""
 
     def __init__(self, broadcast: Broadcast, access: PageAccess) -> None:
         self._broadcast = broadcast
@@ -113,7 +113,7 @@ class Pages:
             return self._refused(error, asked=True)
 
     async def events(self, request: Request) -> Response:
-        """Server-sent events: the state of the job, then what is new of it."""
+        """Stream the state of the job, then its changes, as server-sent events."""
         try:
             caller = self._access.check(request)
         except (Unauthenticated, PermissionDenied) as error:
@@ -126,7 +126,7 @@ class Pages:
         return StreamingResponse(self._stream(caller, host), media_type="text/event-stream")
 
     async def check(self, request: Request) -> Response:
-        """Whether this browser may follow the events; for a page whose stream was refused."""
+        """Answer whether this browser may read the events, for a page whose stream was refused."""
         try:
             self._access.check(request)
         except (Unauthenticated, PermissionDenied) as error:
@@ -162,7 +162,7 @@ class Pages:
 
 
 def secret_in(text: str) -> str:
-    """The secret that somebody has pasted: itself, or a line role:name:secret of a token file."""
+    """The secret in a text that somebody has pasted: the secret itself, or a line role:name:secret of a token file."""
     role, _, rest = text.strip().partition(":")
     _, colon, secret = rest.partition(":")
     return secret if colon and role in {each.value for each in AccessRole} else text.strip()

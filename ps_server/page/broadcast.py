@@ -1,4 +1,4 @@
-"""Asks for the history of the job while anybody looks, and hands each state to all viewers."""
+"""Polls the history of the job while there are viewers, and sends each state to all of them."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ logger = EventLogger(__name__)
 
 
 VIEWERS = 64
-"""The most that are served at a time."""
+"""The most viewers at a time."""
 
 
 class TooManyViewers(Exception):
-    """As many browsers look already as may."""
+    """VIEWERS browsers are connected already."""
 
 
 class Broadcast:
-    """Used on the page's event loop. Nothing is asked or made while nobody looks."""
+    """Polls for all viewers, on the page's event loop. Without viewers it does nothing."""
 
     def __init__(self, source: Callable[[], Awaitable[JobHistory]]) -> None:
         self._source = source
         self._state: PageState | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._viewers = 0
         #: Set, and replaced, with each new state.
         self._news = asyncio.Event()
         self._closing = False
 
     async def messages(self) -> AsyncIterator[str]:
-        """JSON messages for one viewer: all there is, then what is new, until ``close``. Raises TooManyViewers."""
+        """JSON messages for one viewer: the whole state, then its changes, until ``close``. Raises TooManyViewers."""
         if self._viewers >= VIEWERS:
             raise TooManyViewers
         self._viewers += 1
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look(), name="page-looks")
-        viewer, told = Viewer(), None
+        if self._polling is None:
+            self._polling = asyncio.create_task(self._poll(), name="page-poll")
+        viewer, sent = Viewer(), None
         try:
             while not self._closing:
                 news = self._news
-                if self._state is not None and self._state is not told:
-                    told = self._state
-                    yield viewer.message(told)
+                if self._state is not None and self._state is not sent:
+                    sent = self._state
+                    yield viewer.message(sent)
                 await news.wait()
         finally:
             self._viewers -= 1
-            if not self._viewers and self._looking is not None:
-                self._looking.cancel()
-                self._looking = self._state = None
+            if not self._viewers and self._polling is not None:
+                self._polling.cancel()
+                self._polling = self._state = None
 
     @property
     def is_full(self) -> bool:
@@ -64,7 +64,7 @@ class Broadcast:
         self._closing = True
         self._news.set()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         answers = True
         while True:
             try:

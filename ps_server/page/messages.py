@@ -1,4 +1,4 @@
-"""What a browser is told of a job: its parts as JSON. A part is sent when it has changed, a curve from where it has."""
+"""The messages to browsers: parts of a job as JSON. A part is sent when it changes, a curve from its first change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ps_server.glance.job import JobGlance, glance_of
 
 _DIGITS = 6
 _LARGE = 1e6
-"""A number that is no integer has so many digits; a larger one, as a time, three after the point."""
+"""A float below _LARGE has _DIGITS significant digits; a larger one, such as a time, has three decimals."""
 
 
 def plain(value: object) -> Any:
@@ -32,7 +32,7 @@ def plain(value: object) -> Any:
 
 
 def rows(entries: Sequence[Any]) -> dict[str, Any]:
-    """Dataclasses of one kind as names of fields, and one list of values for each."""
+    """``entries``, dataclasses of one kind, as the names of their fields and a list of values for each."""
     names = [field.name for field in fields(entries[0])] if entries else []
     return {"fields": names, "rows": [[plain(getattr(entry, name)) for name in names] for entry in entries]}
 
@@ -69,7 +69,7 @@ def whole(history: JobHistory) -> dict[str, Any]:
 
 
 def clock_of(history: JobHistory) -> dict[str, float]:
-    """When this is told, and since when the coordinator runs; seconds since 1970."""
+    """The time of ``history``, and that at which the coordinator started; seconds since 1970."""
     return {"at": history.at_seconds, "began": history.began_seconds}
 
 
@@ -98,7 +98,7 @@ def _numbers(values: Iterable[float]) -> list[float | None]:
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """What there is to tell at one moment; made once for all viewers."""
+    """The state of the job at one moment, made once for all viewers."""
 
     history: JobHistory
     glance: JobGlance
@@ -113,7 +113,7 @@ class PageState:
 
 
 class Viewer:
-    """What one browser has been told. Used by one task."""
+    """What one browser has received. Used by one task."""
 
     def __init__(self) -> None:
         self._parts: dict[str, str] = {}
@@ -122,7 +122,7 @@ class Viewer:
         self._curves: tuple[float, int, tuple[tuple[str, bool], ...]] | None = None
 
     def message(self, state: PageState) -> str:
-        """JSON of what is new since the last message: parts, events, points of curves."""
+        """JSON of the changes since the last message: parts, events, points of curves."""
         changed = {name: text for name, text in state.parts.items() if self._parts.get(name) != text}
         self._parts.update(changed)
         changed["clock"] = to_json(clock_of(state.history))
@@ -141,7 +141,7 @@ class Viewer:
             curves.generation,
             tuple((each.name, each.reported) for each in curves.curves),
         )
-        # The last point told may have grown since.
+        # The last point sent may have grown since.
         first = max(0, self._points - 1) if known == self._curves else 0
         self._curves, self._points = known, len(curves.times)
         return curves_from(curves, first)

@@ -1,4 +1,4 @@
-"""Serves the page on a thread and an event loop of its own, so that nobody who looks slows the coordinator."""
+"""Serves the page on a thread and an event loop of its own, so that viewers do not slow the coordinator."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _CONNECTIONS = 4 * VIEWERS
 
 
 WAITING = VIEWERS
-"""Connections that have no whole request yet; of more than these the one that has waited longest is closed."""
+"""The most connections without a whole request; one more closes the one that has waited longest."""
 
 _BACKLOG = 128
 
 
 class PageServer:
-    """Listens from its making to ``close``. Made and closed from any thread."""
+    """Listens from its construction to ``close``, both from any thread."""
 
     def __init__(self, bind: str, port: int, source: Callable[[], Awaitable[JobHistory]], security: Security) -> None:
         """``source`` is awaited on the page's loop. Port 0: any free one.
@@ -75,7 +75,7 @@ class PageServer:
         try:
             asyncio.run(self._serve())
         except Exception:
-            logger.exception("request.failed", "the page has ended; the job goes on without it")
+            logger.exception("request.failed", "the page has ended; the job continues without it")
         finally:
             self._ready.set()
 
@@ -134,7 +134,7 @@ class _PeerProtocol(H11Protocol):
         waiting = [each for each in self.connections if isinstance(each, _PeerProtocol) and each.waits]
         if len(waiting) > WAITING:
             longest = min(waiting, key=lambda each: each._waits_since)
-            # Not counted any more: that it is lost is told later.
+            # No longer counted: ``connection_lost`` is called later.
             self.connections.discard(longest)
             longest.transport.abort()
         certificate = certificate_of(transport.get_extra_info("ssl_object"))

@@ -1,1 +1,1 @@
-"""What both servers share: a gRPC server from bind to shutdown, errors as statuses, malformed requests refused."""
+"""What both servers share: a gRPC server from bind to shutdown, its interceptors, limits and metrics."""

@@ -34,19 +34,19 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 _MOST_PEERS = 1000
 
 _FULL_HANDSHAKE = b"false"
-"""Says gRPC of a connection for which no session of TLS was resumed."""
+"""gRPC's value for a connection that did not resume a TLS session."""
 
 _caller: ContextVar[Caller] = ContextVar("caller", default=EVERYBODY)
 
 
 def current_caller() -> Caller:
-    """Who makes the call that is being handled."""
+    """The caller of the call that is being handled."""
     return _caller.get()
 
 
 def check_member(role: Role, index: int, incarnation: int, *others: Role) -> None:
-    """Raises PermissionDenied unless the session of the present call is that of this member; nothing where nobody is
-    authenticated. ``others``: roles that the member may have instead. Unauthenticated for a call without a session.
+    """Raises PermissionDenied unless the session of the present call is that of this member, and Unauthenticated for a
+    call without a session. Does nothing where callers are not authenticated. ``others``: roles that it may have, too.
     """
     caller = _caller.get()
     if caller is EVERYBODY:
@@ -68,7 +68,7 @@ def check_member(role: Role, index: int, incarnation: int, *others: Role) -> Non
 
 
 class PeerLogLimit:
-    """Lets one record of each peer through per second. On one event loop."""
+    """Admits one log record per peer and second. Used on one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -100,7 +100,7 @@ class Authorization(grpc.aio.ServerInterceptor):
         self._log_limit = PeerLogLimit()
 
     def trust(self, public_key: bytes) -> None:
-        """Take sessions signed by this key. Does nothing where nobody is authenticated."""
+        """Accept sessions signed by this key. Does nothing where callers are not authenticated."""
         if self.security.authenticates and public_key:
             from ps_protocol.security.session import SessionVerifier
 
@@ -145,7 +145,7 @@ class Authorization(grpc.aio.ServerInterceptor):
             authorization=authorization if isinstance(authorization, str) else "",
             certificate=next(iter(shown.get("x509_pem_cert", ())), b""),
             session=session if isinstance(session, bytes) else b"",
-            # A session of TLS that is resumed goes on with the certificate of the handshake before.
+            # A resumed TLS session keeps the certificate of the previous handshake.
             verified=_FULL_HANDSHAKE in shown.get("ssl_session_reused", ()),
             verifier=self.verifier,
         )
@@ -157,8 +157,8 @@ def _guarded(handler: Any, check: Callable[[Context], Caller], streams: OpenStre
         kind = "stream_stream" if handler.response_streaming else "stream_unary"
         return handler._replace(**{kind: _checked(getattr(handler, kind), check, None, streams)})
     kind = "unary_stream" if handler.response_streaming else "unary_unary"
-    held = streams if handler.response_streaming else None
-    behavior = _checked(getattr(handler, kind), check, handler.request_deserializer, held)
+    listed = streams if handler.response_streaming else None
+    behavior = _checked(getattr(handler, kind), check, handler.request_deserializer, listed)
     return handler._replace(request_deserializer=None, **{kind: behavior})
 
 
@@ -175,7 +175,7 @@ def _checked(
         async with translated(context):
             caller = check(context)
             if streams is not None:
-                async with streams.held(caller):
+                async with streams.opened(caller):
                     return await behavior(parsed(request), context)
         return await behavior(parsed(request), context)
 
@@ -185,9 +185,9 @@ def _checked(
         replies: AsyncGenerator[Any, None] = behavior(parsed(request), context)
         async with aclosing(replies):
             while True:
-                # A generator is suspended outside of any block of its own: it is held while it waits for a reply, and
-                # looked at with each.
-                async with translated(context), streams.held(caller) if streams else nullcontext():
+                # A generator is suspended outside of any block of its own: it is listed while it waits for a reply,
+                # and checked with each.
+                async with translated(context), streams.opened(caller) if streams else nullcontext():
                     reply = await anext(replies, None)
                     if reply is None:
                         return

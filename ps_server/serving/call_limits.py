@@ -1,4 +1,4 @@
-"""Refuses calls beyond what a server does at a time, in all and for one host, before anything of them is read."""
+"""Limits the calls in progress, in all and of one host, and the size of headers, before a request is read."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CallLimits(grpc.aio.ServerInterceptor):
         return answer
 
     async def _admitted(self, context: Context, free: bool) -> str | None:
-        """The peer, which has one call more; None for a call that is ``free``. Ends the call where that is too many."""
+        """Count a call of its peer, and return the host; None for one that is ``free``. Ends a call above a limit."""
         peer = context.peer()
         if free:
             return None

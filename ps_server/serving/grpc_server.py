@@ -77,8 +77,8 @@ async def start(
     """Serve ``services``, (full protobuf name, register) pairs, with health and reflection, on ``bind``:``port``.
 
     Port 0 takes any free port. A message of more than ``max_request_bytes`` is refused unread. ``authorization``
-    decides who may call, and has the certificate. ``limits``: what clients may take; ``limit_counts`` counts what they
-    are refused. Raises ConfigError when the address cannot be listened on, or may not be without TLS and tokens.
+    decides who may call, and has the certificate. ``limits`` are those of clients; ``limit_counts`` counts refusals.
+    Raises ConfigError when it cannot listen on the address, or may not without TLS and tokens.
     """
     authorization = authorization or Authorization()
     security = authorization.security

@@ -1,4 +1,4 @@
-"""Limits log records that a client can cause thousands of times."""
+"""Limits log records that a client can cause by the thousands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LogLimit(logging.Filter):
     """A filter for a logger whose records clients can cause. Any thread may log.
 
     Of each kind of record (its level, the text before its arguments are filled in, the type of its exception)
-    ``burst`` are written in ``period_seconds``. The first one after that period says how many were left out.
+    ``burst`` are written in ``period_seconds``. The first one after that period has the number of omitted ones.
     """
 
     def __init__(

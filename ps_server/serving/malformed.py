@@ -26,7 +26,7 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Malformed:
-    """In place of a request that could not be parsed."""
+    """Stands for a request that could not be parsed."""
 
     error: InvalidRequest
 

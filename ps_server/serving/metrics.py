@@ -80,9 +80,9 @@ def serve_metrics(
     targets: Targets | None = None,
     security: Security = NO_SECURITY,
 ) -> MetricsServer | None:
-    """Serve what ``read`` reads, with ``constant`` labels, as a ``component``; None where that is off.
+    """Serve the metrics that ``read`` returns, with ``constant`` labels, of a ``component``; None for no port.
 
-    Raises ConfigError when it cannot listen there, or may not without TLS and tokens.
+    Raises ConfigError when it cannot listen on the address, or may not without TLS and tokens.
     """
     if config.port is None:
         return None
@@ -102,9 +102,9 @@ def serve_metrics(
 
 
 def read_limits(counts: LimitCounts) -> Iterator[Sample]:
-    """The numbers of this server."""
+    """The metrics of the limits of this server."""
     for limit, count in counts.counts.items():
         yield REFUSALS.of(count, limit)
-    for limit, (most, used) in counts.held.items():
+    for limit, (most, used) in counts.usage.items():
         yield USED.of(used, limit)
         yield MOST.of(most, limit)

@@ -1,4 +1,4 @@
-"""Ends streams whose caller could not open them again: its token was removed."""
+"""Ends streams whose caller could not open them again, because its token was removed."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class _OpenStream:
 
 
 class OpenStreams:
-    """Of one server, on its event loop."""
+    """The open streams of one server, on its event loop."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
         self._open: set[_OpenStream] = set()
 
     @asynccontextmanager
-    async def held(self, caller: Caller) -> AsyncIterator[None]:
-        """A stream of ``caller``. Raises Unavailable in the block when it has to be opened again."""
+    async def opened(self, caller: Caller) -> AsyncIterator[None]:
+        """List a stream of ``caller`` within the block. Raises Unavailable there when it has to be opened again."""
         stream: _OpenStream | None = None
         try:
             async with asyncio.timeout(None) as scope:
@@ -61,13 +61,13 @@ class OpenStreams:
             raise ended(error) from error
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check all streams periodically, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self.look()
+            self.check_all()
 
-    def look(self) -> None:
-        """End what has to be opened again."""
+    def check_all(self) -> None:
+        """End the streams whose caller is no longer admitted."""
         for stream in list(self._open):
             try:
                 self._check(stream.caller)
@@ -79,7 +79,7 @@ class OpenStreams:
 
 
 def ended(why: Unauthenticated) -> Unavailable:
-    """What the client of a stream that was ended gets: it opens another with the files as they are now."""
+    """The error of a stream that was ended. Its client opens another with the present files."""
     return Unavailable(
         f"the stream was ended: {why.message}",
         remedy="open it again with a valid certificate and token; clients do so by themselves once their files are new",

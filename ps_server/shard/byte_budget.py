@@ -46,7 +46,7 @@ class ByteBudget:
         self.limit_bytes = limit_bytes or machine_bytes() // 4
         self._used: Counter[Hashable] = Counter()
         self._waiters: set[asyncio.Future[None]] = set()
-        self._counts.hold(kind.limit, self.limit_bytes, lambda: self.used_bytes)
+        self._counts.track(kind.limit, self.limit_bytes, lambda: self.used_bytes)
 
     @property
     def used_bytes(self) -> int:

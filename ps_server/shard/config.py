@@ -81,7 +81,7 @@ class ShardConfig:
     )
     add: bool = setting(
         False,
-        "Add this shard to the running job if its number is new. It holds nothing until psctl move --to moves slices "
+        "Add this shard to the running job if its number is new. It has no slices until psctl move --to moves some "
         "to it. A restart does not need this option.",
     )
     take_over: bool = setting(
@@ -117,7 +117,7 @@ class ShardConfig:
 def configure(options: Mapping[str, Any]) -> ShardConfig:
     """The configuration of the command's ``options``. Raises ConfigError where they cannot be used here.
 
-    What can be wrong is found here, before torch is imported, which takes its time on a busy machine.
+    Errors are found here, before torch is imported, which takes long on a busy machine.
     """
     for name in ("shard", "coordinator"):
         if options[name] is None:
@@ -147,7 +147,7 @@ def configure(options: Mapping[str, Any]) -> ShardConfig:
         checkpoint_dirs=(*options["checkpoint_dirs"], *options["restore_dirs"]),
         limits=limits,
     )
-    # The others may be there to be read.
+    # The other folders may be read-only.
     for folder in options["checkpoint_dirs"][:1]:
         check_writable(folder)
     if config.standby or config.acknowledge is Acknowledge.AFTER:
@@ -156,7 +156,7 @@ def configure(options: Mapping[str, Any]) -> ShardConfig:
 
 
 def _check_followable(storage: StorageConfig) -> None:
-    """Raises ConfigError for a shard without a log."""
+    """Raises ConfigError unless the shard has a log on disk."""
     if storage.durability is not Durability.DURABLE:
         raise ConfigError(
             "a standby follows a log on disk, and keeps one",

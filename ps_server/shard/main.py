@@ -82,7 +82,7 @@ _MAPPED_FROM_BYTES = 32 << 20
 @exit_option
 @options(ShardLimits)
 def main(**values: Any) -> None:
-    """Run one shard, which holds slices of every model and applies the gradients that workers push.
+    """Run one shard, which stores slices of every model and applies the gradients that workers push.
 
     The shard joins the coordinator and receives its slices when a worker declares a model. With --data-dir it keeps
     them on disk as well as in memory, and a restart with the same directory continues from there. Stop it with Ctrl-C
@@ -108,8 +108,8 @@ def main(**values: Any) -> None:
 
 
 def serving() -> Callable[[ShardConfig, asyncio.Event], Coroutine[Any, Any, None]]:
-    """What runs a shard; imported only now, because torch takes seconds to import. Raises ConfigError without torch."""
-    # Modules stay: to look for garbage among them takes a fifth of the time, and later pushes would wait for it.
+    """Import and return what runs a shard: torch takes seconds to import. Raises ConfigError without torch."""
+    # Modules stay. Collecting garbage among them takes a fifth of the time, and would delay later pushes.
     looked = gc.isenabled()
     gc.disable()
     try:
@@ -129,7 +129,7 @@ def serving() -> Callable[[ShardConfig, asyncio.Event], Coroutine[Any, Any, None
 
 
 def _from_tf_config(tf_config: TfConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What flags leave open, from TF_CONFIG: the number, the coordinator, where to listen, and when to end."""
+    """The values in TF_CONFIG of options that were not given: number, coordinator, bind, port, and when to end."""
     shard = values["shard"]
     if shard is None and tf_config.task_type != "ps":
         raise ConfigError(
@@ -160,7 +160,7 @@ def tune_allocator() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, 2 * _MAPPED_FROM_BYTES)
     except (AttributeError, OSError) as error:
-        logger.debug("the allocator cannot be told: %s", error)
+        logger.debug("the allocator cannot be tuned: %s", error)
 
 
 def program() -> NoReturn:

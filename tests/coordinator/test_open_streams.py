@@ -134,7 +134,7 @@ def test_what_a_certificate_admitted_stays_while_the_connection_stands_and_a_new
             monkeypatch.setattr(callers, "now", lambda: time.time() + 86400 * 1000)
             opened(channel).cancel()
             looks = authorization.streams
-            monkeypatch.setattr(looks, "look", counted := Counted(looks.look))
+            monkeypatch.setattr(looks, "check_all", counted := Counted(looks.check_all))
             wait_until(lambda: counted.calls > 2)
             assert next(stream) == b"begun"
             stream.cancel()

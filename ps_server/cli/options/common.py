@@ -29,7 +29,7 @@ LEVEL_VARIABLE = "PS_LOG_LEVEL"
 
 
 def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
-    """Take the file's values as defaults, below those of flags and environment."""
+    """Use the file's values as defaults: flags and environment take precedence."""
     if path is None:
         return
     try:
@@ -169,7 +169,7 @@ OWN_DESCRIPTORS = 64
 
 
 def check_descriptors(needed: int, who: str) -> None:
-    """Raise this process's limit of open files to ``needed``. Raises ConfigError where it may not have so many."""
+    """Raise this process's limit of open files to ``needed``. Raises ConfigError if the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
@@ -183,7 +183,7 @@ def check_descriptors(needed: int, who: str) -> None:
 
 
 def check_ready_file(path: Path | None) -> None:
-    """Raises ConfigError unless ``path`` can be written; None: there is none."""
+    """Raises ConfigError unless ``path`` is None or can be written."""
     if path is None or path.is_fifo():
         return
     try:
@@ -200,7 +200,7 @@ def check_ready_file(path: Path | None) -> None:
 
 
 def run_program(command: click.Command) -> NoReturn:
-    """Run ``command`` as the whole of this process, and exit with the command's exit code as soon as it returns.
+    """Run ``command`` as this process, and exit with its exit code as soon as it returns.
 
     By then everything is closed and written. The shutdown of the interpreter would only free memory, module by module,
     which takes half a second of CPU where torch is loaded. Called by entry points; an exception other than SystemExit

@@ -88,8 +88,8 @@ _SERVERS = (
         help="Number of another user whose processes may share memory with this one. PS_SHM_UID.",
     ),
     job_option(
-        "Name of the job. The coordinator tells all members, for metrics, logs and the page; the certificates of "
-        "servers name it. PS_JOB.  [default: job]"
+        "Name of the job. The coordinator sends it to all members, for metrics, logs and the page; the certificates "
+        "of servers name it. PS_JOB.  [default: job]"
     ),
     click.option(
         "--reflection/--no-reflection",
@@ -102,12 +102,12 @@ _SERVERS = (
 
 
 def security_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """For a client: the command gets ``security`` (SecuritySettings), from flags and ``PS_TLS_…`` variables."""
+    """Add the options of a client: the command gets ``security`` (SecuritySettings)."""
     return _with(_EVERY_PROGRAM, command)
 
 
 def server_security_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As ``security_options``, for a program with servers."""
+    """As ``security_options``, with the options of a server."""
     return _with(_EVERY_PROGRAM + _SERVERS, command)
 
 
@@ -116,7 +116,7 @@ def _with(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) 
     def gathered(*arguments: Any, **values: Any) -> Any:
         given = {name: values.pop(name) for name in _NAMES & values.keys()}
         given["bulk"] = BulkSecurity(given["bulk"]) if given.get("bulk") else None
-        # Only there: what is on a command line, every user of the machine sees.
+        # Not an option: every user of the machine sees command lines.
         token = os.environ.get(VARIABLES["token"]) or None
         return command(*arguments, security=SecuritySettings().with_given(**given, token=token), **values)
 

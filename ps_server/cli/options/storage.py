@@ -14,7 +14,7 @@ LOG_BYTES = 2 << 30
 
 
 class Durability(enum.Enum):
-    """What of a shard outlives its process."""
+    """Which state of a shard outlives its process."""
 
     #: Nothing.
     MEMORY = "memory"
@@ -26,7 +26,7 @@ class Durability(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRule:
-    """A snapshot is due when one of these has gone by since the last."""
+    """When the next snapshot is due: at the first of these since the last one."""
 
     seconds: float = 60.0
     #: Size of the log on disk: snapshots begin early enough for it, unless the log grows faster than they are made.
@@ -72,7 +72,7 @@ class StorageOptions:
     )
 
     def config(self) -> StorageConfig:
-        """Raises ConfigError for options that contradict each other."""
+        """The configuration of a shard. Raises ConfigError for options that contradict each other."""
         chosen = self.durability or (Durability.DURABLE if self.data_dir else Durability.MEMORY)
         if chosen is not Durability.MEMORY and self.data_dir is None:
             raise ConfigError(

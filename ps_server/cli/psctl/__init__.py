@@ -1,1 +1,1 @@
-"""The command psctl: look at a running job, change it, handle its checkpoints."""
+"""The command psctl: inspect and change a running job, and manage its checkpoints."""

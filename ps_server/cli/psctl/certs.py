@@ -9,7 +9,7 @@ import click
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_server.cli.options.common import clean_errors
 from ps_server.cli.options.security import job_option
-from ps_server.cli.psctl.output import say
+from ps_server.cli.psctl.output import echo
 
 _HELP = """Make certificates and tokens in DIR: an authority, a certificate for the coordinator, for each shard and for
 each role, and a file of tokens. Keys and tokens have mode 0600.
@@ -78,4 +78,4 @@ def init(
         if not renew and not new_tokens:
             paths = made.make(shards, hosts, days)
     for path in paths:
-        say(str(path))
+        echo(str(path))

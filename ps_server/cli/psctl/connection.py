@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
-    """The option as given after the command, before it, or in the environment."""
+    """The address given after the command, before it, or in the environment."""
     address = value or context.find_root().params.get("coordinator")
     if not address:
         raise click.UsageError(
@@ -47,9 +47,7 @@ coordinator_option = click.option(
 
 @contextmanager
 def client_of(address: str) -> Iterator[AdminClient]:
-    """A client of the coordinator at ``address``, which may not be there yet; errors of the block are shown as one
-    line.
-    """
+    """A client of the coordinator at ``address``, which need not serve yet. Shows an error of the block as one line."""
     settings = click.get_current_context().find_object(SecuritySettings) or SecuritySettings()
     with clean_errors():
         security = Security(settings, AccessRole.ADMIN)
@@ -67,7 +65,7 @@ def connected(address: str) -> Iterator[AdminClient]:
 
 
 def patiently(what: str, call: Callable[[], T]) -> T:
-    """The result of ``call``, which may block for long; every few seconds ``what`` is printed to stderr.
+    """Return the result of ``call``, which may block for long, and print ``what`` to stderr every few seconds.
 
     The call runs in its own thread, so that Ctrl-C ends the command at once.
     """

@@ -11,7 +11,7 @@ import click
 from ps_protocol.feed.cursor import load_cursor, save_cursor
 from ps_protocol.feed.reader import Change
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output import note, output_option, say
+from ps_server.cli.psctl.output import echo, note, output_option
 
 _INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells report it."""
@@ -50,7 +50,7 @@ def feed(
         changes = job.feed(table, model, position, with_state=with_state, follow=not once, on_wait=note)
         try:
             for change in changes:
-                say(show(change))
+                echo(show(change))
                 if cursor:
                     save_cursor(cursor, change.cursor)
         except KeyboardInterrupt:

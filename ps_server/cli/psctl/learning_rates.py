@@ -6,7 +6,7 @@ import click
 
 from ps_protocol.client.model_status import ModelRates
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output import output_option, tell
+from ps_server.cli.psctl.output import output_option, print_result
 
 _HELP = """Show the learning rates of the last step, for each parameter group and each table.
 
@@ -24,7 +24,7 @@ def learning_rates(coordinator: str, model: str | None, as_json: bool) -> None:
     with connected(coordinator) as job:
         rates = job.learning_rates(model)
     text = "\n".join(line for each in rates for line in _lines(each)) or "no model has been declared"
-    tell({"models": rates}, text, as_json)
+    print_result({"models": rates}, text, as_json)
 
 
 def _lines(rates: ModelRates) -> list[str]:

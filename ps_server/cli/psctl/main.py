@@ -22,7 +22,7 @@ from ps_server.cli.psctl.connection import connected, coordinator_option, patien
 from ps_server.cli.psctl.feed import feed
 from ps_server.cli.psctl.learning_rates import learning_rates
 from ps_server.cli.psctl.moves import drain, move
-from ps_server.cli.psctl.output import log_as, output_option, tell
+from ps_server.cli.psctl.output import log_as, output_option, print_result
 from ps_server.cli.psctl.release import release
 from ps_server.cli.psctl.rows import import_rows
 from ps_server.cli.psctl.scale import scale
@@ -91,7 +91,7 @@ def mode(coordinator: str, as_json: bool, mode: str, **bounds: Any) -> None:
     wanted = configured(ModeOptions, bounds).consistency(mode)
     with connected(coordinator) as job:
         consistency = job.set_consistency(wanted)
-    tell({"consistency": consistency}, f"mode is now {consistency}", as_json)
+    print_result({"consistency": consistency}, f"mode is now {consistency}", as_json)
 
 
 @main.command()
@@ -101,7 +101,7 @@ def checkpoint(coordinator: str, as_json: bool) -> None:
     """Write a checkpoint of the whole job while it trains, and print its folder when it is complete."""
     with connected(coordinator) as job:
         made = patiently("writing the checkpoint", job.checkpoint)
-    tell(asdict(made), f"{made.folder}: {made.size_bytes / 1e6:.1f} MB in {made.seconds:.1f} s", as_json)
+    print_result(asdict(made), f"{made.folder}: {made.size_bytes / 1e6:.1f} MB in {made.seconds:.1f} s", as_json)
 
 
 @main.command()
@@ -118,7 +118,7 @@ def restore(coordinator: str, folder: str, as_json: bool) -> None:
     with connected(coordinator) as job:
         chosen = str(Path(folder).absolute()) if folder else ""
         found = patiently("restoring", lambda: job.restore(chosen))
-    tell(asdict(found), f"restored {', '.join(found.models) or 'nothing'} from {found.folder}", as_json)
+    print_result(asdict(found), f"restored {', '.join(found.models) or 'nothing'} from {found.folder}", as_json)
 
 
 @main.command()
@@ -149,7 +149,9 @@ def export(folder: Path, target: Path, model: str, max_file_mb: int, rows: str, 
     """
     with clean_errors():
         files = export_model(Checkpoint.open(folder), target, model, max_file_mb * 1_000_000, RowFormat(rows))
-    tell({"folder": target, "files": files}, f"{target}: {len(files)} file{'s' if len(files) > 1 else ''}", as_json)
+    print_result(
+        {"folder": target, "files": files}, f"{target}: {len(files)} file{'s' if len(files) > 1 else ''}", as_json
+    )
 
 
 @main.command()
@@ -161,7 +163,7 @@ def verify(folder: Path, as_json: bool) -> None:
         found = Checkpoint.open(folder)
         found.verify()
     models = sorted(found.manifest.models)
-    tell({"folder": folder, "models": models}, f"{folder}: whole, with {', '.join(models)}", as_json)
+    print_result({"folder": folder, "models": models}, f"{folder}: whole, with {', '.join(models)}", as_json)
 
 
 def program() -> NoReturn:

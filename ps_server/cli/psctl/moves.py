@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from ps_protocol.client.admin import AdminClient, MoveSummary
 from ps_protocol.cluster.view import MoveProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output import note, output_option, say, tell
+from ps_server.cli.psctl.output import echo, note, output_option, print_result
 
 MB = 1 << 20
 
@@ -46,9 +46,9 @@ To add a shard to a running job, and to move one variable or table to it:
 
 _DRAIN = """Move everything off the shards N, while the job trains. Then they can be stopped.
 
-Their slices and buckets move to the other shards that hold least. A drained shard is spare: the job does not wait for
-it, new models are not placed on it, and psctl move --to uses it again. Ctrl-C ends the command after the current batch.
-What was moved stays moved; run the same command again to move the rest.
+Their slices and buckets move to the other shards with the fewest bytes. A drained shard is spare: the job does not wait
+for it, new models are not placed on it, and psctl move --to uses it again. Ctrl-C ends the command after the current
+batch. What was moved stays moved; run the same command again to move the rest.
 
 To replace shard 1 by a shard on another machine:
 
@@ -62,7 +62,7 @@ To replace shard 1 by a shard on another machine:
 @click.option(
     "--to", multiple=True, type=click.IntRange(0), metavar="N", help="Shard that receives its share; repeatable."
 )
-@click.option("--balance", is_flag=True, help="Balance the shards that hold something now.")
+@click.option("--balance", is_flag=True, help="Balance the shards that have slices or buckets now.")
 @click.option("--model", help="Name of the model of --variable.")
 @click.option("--variable", help="Move only this variable or table, to the shard in --to.")
 @batch_option
@@ -91,7 +91,7 @@ def move(
         ),
         as_json,
     )
-    tell(facts, text, as_json)
+    print_result(facts, text, as_json)
 
 
 @click.command(help=_DRAIN)
@@ -112,7 +112,7 @@ def drain(coordinator: str, shards: tuple[int, ...], to: tuple[int, ...], batch_
     one = len(shards) == 1
     named = f"shard{'' if one else 's'} {', '.join(map(str, shards))}"
     text = f"{text}\n{named} {'is' if one else 'are'} empty and can be stopped"
-    tell({**facts, "drained": sorted(shards)}, text, as_json)
+    print_result({**facts, "drained": sorted(shards)}, text, as_json)
 
 
 def _run(
@@ -125,7 +125,7 @@ def _run(
         nonlocal last
         last = progress
         if last.batches:
-            say(
+            echo(
                 f"{_moved(last)} of {decimal(last.total_bytes)}; training paused for {last.pause_seconds:.2f} s",
                 err=as_json,
             )

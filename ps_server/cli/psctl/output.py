@@ -52,7 +52,7 @@ def _is_json(context: click.Context, _: click.Parameter, form: str) -> bool:
 
 
 def to_json(value: object) -> object:
-    """Dataclasses, enums, paths, bytes and mappings as JSON's types; JSON has no NaN and no infinity: they are null."""
+    """Convert dataclasses, enums, paths, bytes and mappings to JSON's types; NaN and infinity become null."""
     if is_dataclass(value):
         values = {field.name: getattr(value, field.name) for field in fields(value)}
         # Fields of bytes are opaque to everyone but the coordinator.
@@ -72,31 +72,31 @@ def to_json(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-def tell(facts: Mapping[str, object], text: str, as_json: bool) -> None:
-    """Print ``facts`` or ``text``."""
-    say(json.dumps(to_json(facts)) if as_json else text)
+def print_result(facts: Mapping[str, object], text: str, as_json: bool) -> None:
+    """Print ``facts`` as JSON, or ``text``."""
+    echo(json.dumps(to_json(facts)) if as_json else text)
 
 
-def say(text: str, *, err: bool = False) -> None:
-    """Print ``text``; ``err``: on stderr. All that psctl prints passes here, or is a cell of a table: names from
-    outside, such as those of models and files, move no cursor.
+def echo(text: str, *, err: bool = False) -> None:
+    """Print ``text``; ``err``: on stderr. Every output of psctl but tables passes here, which escapes the control
+    characters in names from outside, such as those of models and files.
     """
     click.echo(printable(text, keep="\n"), err=err)
 
 
 def log_as(level: str | None, form: LogFormat, job: str | None) -> None:
-    """Write the log of this command as told; records from warnings on, unless told."""
+    """Configure the log of this command: ``level`` None logs warnings and errors."""
     if level is None and form is LogFormat.TEXT:
-        return  # a warning is printed as it is, without time and name
+        return  # warnings are printed without time and name
     configure_logging(level or "warning", form)
-    # What a command says belongs to its output, whatever the level.
+    # The notes of a command belong to its output, at any level.
     logging.getLogger(__name__).setLevel(logging.INFO)
     describe_process(role="psctl", job=job)
 
 
 def note(text: str, level: int = logging.INFO) -> None:
-    """Say ``text`` on stderr; ``level`` is that of the record where the log is JSON."""
+    """Print ``text`` on stderr, or log it with ``level`` where the log is JSON."""
     if logs_json():
         logger.log(level, "psctl.note", "%s", text)
     else:
-        say(text, err=True)
+        echo(text, err=True)

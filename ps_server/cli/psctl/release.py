@@ -6,7 +6,7 @@ import click
 from rich.filesize import decimal
 
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output import output_option, tell
+from ps_server.cli.psctl.output import output_option, print_result
 
 _HELP = """Drop MODEL on all shards: its values, optimizer state and tables.
 
@@ -24,4 +24,4 @@ def release(coordinator: str, model: str, as_json: bool) -> None:
     with connected(coordinator) as job:
         size = job.release(model)
     facts: dict[str, object] = {"model": model, "released_bytes": size}
-    tell(facts, f"model '{model}' is released: {decimal(size)} of values", as_json)
+    print_result(facts, f"model '{model}' is released: {decimal(size)} of values", as_json)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output import output_option, tell
+from ps_server.cli.psctl.output import output_option, print_result
 
 _HELP = """Write the rows in FILES to a table of the running job, while it trains.
 
@@ -54,7 +54,7 @@ def import_rows(
                 bar.update(piece.ids.size)
     state = sum(file.with_state for file in opened)
     how = "with state" if state == len(opened) else "without state" if not state else "some with state"
-    tell(
+    print_result(
         {"model": model, "table": table, "rows": total, "files": files, "files_with_state": state},
         f"table {table}: {total} rows from {len(opened)} file{'s' if len(opened) > 1 else ''}, {how}",
         as_json,

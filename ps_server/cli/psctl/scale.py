@@ -1,4 +1,4 @@
-"""The command psctl scale: as many workers and shards as asked for, with what the job waits for until it has them."""
+"""The command psctl scale: sets how many workers and shards the job has, and waits until it has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from ps_protocol.cluster.scaling import ScaleProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output import note, output_option, say, tell
+from ps_server.cli.psctl.output import echo, note, output_option, print_result
 
 _INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells report it."""
@@ -21,9 +21,9 @@ Whoever started the job starts and ends the processes: ps-run, RayCluster, or th
 with the highest ranks end first, after their step, and what they leased is trained by the others. Slices move off a
 shard before it ends, and onto it after it has started.
 
-The command says what the job waits for, and returns when it has what was asked for. After --timeout, or Ctrl-C, that
-stays wanted all the same: psctl status shows it, and the same command waits on. The number of workers can change in
-a job that began with --workers MIN:MAX, or 0.
+The command prints what the job waits for, and returns when the job has these numbers. After --timeout or Ctrl-C the job
+still scales to them: psctl status shows them, and the same command waits again. The number of workers can change in a
+job that began with --workers MIN:MAX, or 0.
 
 \b
     ps-run --workers 2:8 train.py
@@ -32,13 +32,13 @@ a job that began with --workers MIN:MAX, or 0.
 
 
 @click.command(help=_HELP)
-@click.option("--workers", type=click.IntRange(0), metavar="N", help="How many workers the job is to have.")
-@click.option("--shards", type=click.IntRange(1), metavar="M", help="How many shards are to hold the models.")
+@click.option("--workers", type=click.IntRange(0), metavar="N", help="Number of workers that the job shall have.")
+@click.option("--shards", type=click.IntRange(1), metavar="M", help="Number of shards that shall store the models.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0.0),
     metavar="SECONDS",
-    help="How long to wait.  [default: as long as it takes]",
+    help="Longest time to wait.  [default: no limit]",
 )
 @coordinator_option
 @output_option()
@@ -52,7 +52,7 @@ def scale(coordinator: str, workers: int | None, shards: int | None, timeout: fl
         nonlocal last
         last = progress
         if not last.done:
-            say(last.text, err=as_json)
+            echo(last.text, err=as_json)
 
     with connected(coordinator) as job:
         try:
@@ -60,4 +60,4 @@ def scale(coordinator: str, workers: int | None, shards: int | None, timeout: fl
         except KeyboardInterrupt:
             note(f"stopped: {last.text}. It stays wanted; the same command waits on", logging.WARNING)
             sys.exit(_INTERRUPTED)
-    tell(asdict(size), last.text, as_json)
+    print_result(asdict(size), last.text, as_json)

@@ -22,7 +22,7 @@ from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.job_state import ailments, expiring, has_expired, job_state, time_text
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, MemberStatus
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output import note, output_option, say, to_json
+from ps_server.cli.psctl.output import echo, note, output_option, to_json
 from ps_server.cli.psctl.wait import UNHEALTHY
 from ps_server.glance.terminal import status_line, status_tables
 
@@ -54,19 +54,19 @@ def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     with connected(coordinator) as job:
         pause = 2.0 if watch and not as_json and not console.is_terminal else 1.0
-        looks = _looks(job, pause if watch else None)
+        polled = _polled(job, pause if watch else None)
         if as_json:
-            for seen, tables in looks:
-                say(status_json(seen, tables))
+            for seen, tables in polled:
+                echo(status_json(seen, tables))
         elif watch and console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
-                for seen, tables in looks:
+                for seen, tables in polled:
                     live.update(status_tables(seen, console.width, tables=tables), refresh=True)
         elif watch:
-            for seen, tables in looks:
-                say(f"{time_text(time.time())} {status_line(seen, tables)}")
+            for seen, tables in polled:
+                echo(f"{time_text(time.time())} {status_line(seen, tables)}")
         else:
-            for seen, tables in looks:
+            for seen, tables in polled:
                 console.print(status_tables(seen, console.width, tables=tables))
     if check and (soon := expiring(seen)) and not has_expired(seen):
         note(soon, logging.WARNING)
@@ -75,8 +75,8 @@ def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
         sys.exit(UNHEALTHY)
 
 
-def _looks(job: AdminClient, pause_seconds: float | None) -> Iterator[tuple[ClusterStatus, tuple[TableTotals, ...]]]:
-    """The job as it is now; with a pause again and again until it is finished."""
+def _polled(job: AdminClient, pause_seconds: float | None) -> Iterator[tuple[ClusterStatus, tuple[TableTotals, ...]]]:
+    """The status of the job now; with a pause, again after each until the job is finished."""
     while True:
         seen = job.status()
         yield seen, job.tables(seen)

@@ -24,13 +24,13 @@ from ps_protocol.cluster.job_state import time_text
 from ps_protocol.errors import ConfigError, Unavailable
 from ps_protocol.files import PUBLIC_MODE, replace_file
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output import note, say
+from ps_server.cli.psctl.output import echo, note
 from ps_server.glance.job import glance_of
 from ps_server.glance.terminal import NO_LIMIT, glance_view
 from ps_server.page.needs import check_libraries
 
 POINTS = 60
-"""Of each curve that the terminal shows a part of."""
+"""The points of each curve that are requested; a terminal shows a part of them."""
 
 
 @click.command()
@@ -41,11 +41,11 @@ POINTS = 60
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Interval of updates.",
 )
-@click.option("--count", type=click.IntRange(1), metavar="N", help="End after N looks.  [default: no limit]")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="End after N updates.  [default: no limit]")
 def top(coordinator: str, interval: float, count: int | None) -> None:
-    """Show the job live: speed, curves, alerts, who waits for whom, what shards hold, the last events.
+    """Show the job live: speed, curves, alerts, who waits for whom, the bytes of shards, the last events.
 
     q or Ctrl-C ends it, and so does the end of the job. Where the output is no terminal, one table is printed per
     interval.
@@ -65,7 +65,7 @@ def top(coordinator: str, interval: float, count: int | None) -> None:
 
 
 def _live(job: AdminClient, console: Console, interval: float, count: int | None) -> None:
-    shown, looks = Group(), 0
+    shown, updates = Group(), 0
     with _keys() as key, Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             try:
@@ -76,15 +76,19 @@ def _live(job: AdminClient, console: Console, interval: float, count: int | None
                 history = None
                 notice = Text("the coordinator does not answer; trying again (q ends)", style="bold red")
                 live.update(Group(notice, shown), refresh=True)
-            looks += 1
-            if looks == count or (history is not None and history.status.view.finished) or key(interval) in ("q", "Q"):
+            updates += 1
+            if (
+                updates == count
+                or (history is not None and history.status.view.finished)
+                or key(interval) in ("q", "Q")
+            ):
                 break
     console.print(shown)
 
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits up to so many seconds for a key; "" when none came, or stdin is no terminal."""
+    """A function that waits up to the given seconds for a key and returns it; "" for none, or without a terminal."""
     if not sys.stdin.isatty():
         yield _pause
         return
@@ -108,7 +112,7 @@ def _pause(seconds: float) -> str:
 
 
 def _print(job: AdminClient, console: Console, interval: float, count: int | None) -> None:
-    looks = 0
+    updates = 0
     while True:
         try:
             history = _look(job)
@@ -118,8 +122,8 @@ def _print(job: AdminClient, console: Console, interval: float, count: int | Non
                 return
         except Unavailable as error:
             note(f"{time_text(time.time())} {error.message}", logging.WARNING)
-        looks += 1
-        if looks == count:
+        updates += 1
+        if updates == count:
             return
         time.sleep(interval)
 
@@ -156,4 +160,4 @@ def report(coordinator: str, file: Path, title: str | None) -> None:
             replace_file(file, text.encode(), PUBLIC_MODE, durable=False)
         except OSError as error:
             raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
-    say(f"{file}: {len(text) / 1e6:.2f} MB")
+    echo(f"{file}: {len(text) / 1e6:.2f} MB")

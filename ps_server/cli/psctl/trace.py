@@ -9,7 +9,7 @@ import click
 from ps_protocol.errors import ConfigError
 from ps_protocol.tracing.merge import MERGED, files_in, merge
 from ps_server.cli.options.common import clean_errors
-from ps_server.cli.psctl.output import output_option, tell
+from ps_server.cli.psctl.output import output_option, print_result
 
 _HELP = """Join the trace files in FOLDER to FOLDER/trace.json, with the times of all processes on one axis.
 
@@ -31,4 +31,4 @@ def trace(folder: Path, as_json: bool) -> None:
         except OSError as error:
             raise ConfigError(f"{target} cannot be written: {error.strerror}") from error
     facts = {"file": target, "processes": len(files), "clocks": clocks}
-    tell(facts, "\n".join([f"{target}: {len(files)} processes", *clocks]), as_json)
+    print_result(facts, "\n".join([f"{target}: {len(files)} processes", *clocks]), as_json)

@@ -102,7 +102,7 @@ class SideChannels:
         self._tasks: set[asyncio.Task[None]] = set()
         #: Connections that have not shown a token, oldest first.
         self._strangers: dict[SocketServerTransport, None] = {}
-        self._counts.hold(SIDE_HANDSHAKES, config.max_handshakes, lambda: len(self._strangers))
+        self._counts.track(SIDE_HANDSHAKES, config.max_handshakes, lambda: len(self._strangers))
         self._unix = PrivateSocket.listen(for_others=self._shm_uid is not None) if config.shm else None
         self._tcp = _listen_tcp(config.bind, config.ports) if config.ports else None
         if self._unix is not None:

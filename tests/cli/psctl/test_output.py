@@ -113,7 +113,7 @@ def test_the_docs_list_every_command_and_whether_it_prints_json():
 @click.command()
 @facts.output_option()
 def teller(as_json: bool) -> None:
-    facts.tell({"answer": 42}, "it is 42", as_json)
+    facts.print_result({"answer": 42}, "it is 42", as_json)
 
 
 @pytest.mark.parametrize("flags", [("-o", "json"), ("--output", "json"), ("--json",), ("--json", "-o", "text")])

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.psctl import main
-from ps_server.cli.psctl.output import say
+from ps_server.cli.psctl.output import echo
 from tests.worker.jobs import running_job
 
 PSCTL = Path(main.__file__).parent
@@ -37,7 +37,7 @@ def test_the_names_of_models_are_printed_escaped_by_lr_and_verify(tmp_path):
 
 
 def test_what_is_said_keeps_its_lines(capsys):
-    say("one\ntwo\r\x1b[1m")
+    echo("one\ntwo\r\x1b[1m")
     assert capsys.readouterr().out == "one\ntwo\\r\\x1b[1m\n"
 
 
