@@ -21,7 +21,7 @@ _RESIDUALS = "ps_residuals"
 
 
 class ClosedModel:
-    """In the place of the model of an optimizer that was closed: whatever is asked of it but its name is an error."""
+    """The model of an optimizer that was closed: every attribute but its name raises UnsupportedOptimizer."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,9 +36,9 @@ class ClosedModel:
 
 
 def step_together(models: Sequence[RemoteModel], weight: float) -> None:
-    """One step of each, or of none where a gradient of any holds NaN or infinity and the policy is not "allow".
+    """Step each model, or none if a gradient of any holds NaN or infinity and the policy is not "allow".
 
-    Raises as the step of one model. An error of a later one leaves those before it stepped.
+    Raises as the step of one model. After an error of a later one, those before it have stepped.
     """
     wrong = _nonfinite(models)
     for model in models:
@@ -46,7 +46,7 @@ def step_together(models: Sequence[RemoteModel], weight: float) -> None:
 
 
 def summary_of(models: Sequence[RemoteModel]) -> StepSummary | None:
-    """The result of the last step over all models; None before the first."""
+    """Return the result of the last step over all models; None before the first."""
     found = [model.last for model in models if model.last is not None]
     if not found:
         return None

@@ -16,14 +16,13 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Consistency, choice
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.wire.formats import Wire
-from ps_worker.adopt import adopt_optimizer
 from ps_worker.collectives import Collectives
 from ps_worker.data.datasets import Datasets
 from ps_worker.embedded import EmbeddedCluster
 from ps_worker.evaluator import follow
 from ps_worker.model.bindings import Source
 from ps_worker.model.declare import BufferPolicy, named_arguments
-from ps_worker.on_shards import declare_optimizer
+from ps_worker.on_shards import adopt_optimizer, declare_optimizer
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.reporting import plain_metrics
 from ps_worker.session.session import Session

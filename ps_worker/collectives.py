@@ -37,16 +37,10 @@ _SECTION_BITS = 32
 
 
 class Collectives:
-    """Calls that all workers make, in the same order, with payloads of 64 KiB at most. Used from the training thread.
+    """The collective calls of one worker: see ``Cluster.gather_values``. Used from the training thread.
 
-    A call returns when every live worker has made it; it does not wait for workers that leave or die. Calls are matched
-    by ``name`` and by how many of that name a worker has made. The coordinator keeps the results of the last 4096
-    calls, of 8 MiB at most. So a worker that was started again, and runs its script from the beginning, gets the
-    results of calls that others have made long before, without waiting. While no worker is live, they are forgotten.
-
-    Each call costs a message to the coordinator and, with a journal, a commit there. Gradients and parameters do not
-    travel this way. All calls raise ConfigError for an evaluator, InvalidRequest for payloads that are too large, calls
-    of other workers that do not match, and results that are not kept any more; Fenced, Unavailable.
+    All calls raise ConfigError for an evaluator; InvalidRequest for payloads that are too large, calls of other workers
+    that do not match, and results that are not kept any more; Fenced, Unavailable.
     """
 
     def __init__(self, session: Session, models: Iterable[RemoteModel]) -> None:
@@ -55,20 +49,14 @@ class Collectives:
         self._ordinals: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(itertools.count)
 
     def all_gather(self, tensor: torch.Tensor, *, name: str = "default", section: int = 0) -> list[torch.Tensor]:
-        """The tensors of all workers that took part, by rank, on the device of ``tensor``. Shapes may differ.
-
-        ``section``: as in ``gather_values``.
-        """
+        """See ``Cluster.all_gather``."""
         _check_tensor(tensor, "all_gather")
         return [each.to(tensor.device) for each in self._gather("all_gather", tensor, name, section).values()]
 
     def all_reduce(
         self, tensor: torch.Tensor, reduction: str = "mean", *, name: str = "default", section: int = 0
     ) -> torch.Tensor:
-        """The element-wise "mean", "sum", "min" or "max" over the workers that took part; a new tensor.
-
-        ``section``: as in ``gather_values``. Raises InvalidRequest where shapes or dtypes differ between workers.
-        """
+        """See ``Cluster.all_reduce``."""
         _check_tensor(tensor, "all_reduce")
         if reduction not in _REDUCTIONS:
             raise ConfigError(
@@ -92,10 +80,7 @@ class Collectives:
         return _REDUCTIONS[reduction](torch.stack(list(parts.values()))).to(tensor.device)
 
     def broadcast(self, value: Any, source: int = 0, *, name: str = "default") -> Any:
-        """The ``value`` of worker ``source``: a tensor, on the CPU, or what JSON has. What others give is not sent.
-
-        Raises InvalidRequest where that worker did not take part, since it had left or was lost.
-        """
+        """See ``Cluster.broadcast``."""
         sent = encode_value("broadcast", value) if self._session.rank == source else encode_value("broadcast", None)
         payloads = self._exchange(sent, name)
         if source not in payloads:
@@ -108,11 +93,7 @@ class Collectives:
         return decode_value(payloads[source], "broadcast", source)
 
     def gather_values(self, value: Any, *, name: str = "default", section: int = 0) -> dict[int, Any]:
-        """Tensors or JSON values of all workers that took part, by rank; ``None`` makes it a barrier.
-
-        Within a name, calls are counted per ``section``. A worker in a later section is not waited for by one in an
-        earlier section, so a script that begins at a checkpoint names the section where it is.
-        """
+        """See ``Cluster.gather_values``."""
         return self._gather("gather_values", value, name, section)
 
     def _gather(self, call: str, value: Any, name: str, section: int = 0) -> dict[int, Any]:
@@ -151,7 +132,7 @@ _DTYPES = {getattr(torch, dtype.value): dtype for dtype in DType}
 
 
 def encode_value(call: str, value: Any) -> bytes:
-    """``value`` as given to ``call``. Raises ConfigError for what is neither a tensor that can travel nor JSON."""
+    """Return the payload of ``value`` for ``call``. Raises ConfigError for what is neither a dense tensor nor JSON."""
     if isinstance(value, torch.Tensor):
         return exchange_value_to_bytes(ExchangeValue(call, tensor=_bytes_of(value)))
     _check_json(value, call)
@@ -159,7 +140,7 @@ def encode_value(call: str, value: Any) -> bytes:
 
 
 def decode_value(payload: bytes, call: str, rank: int) -> Any:
-    """The value that worker ``rank`` gave; tensors are on the CPU.
+    """Return the value of worker ``rank``; tensors are on the CPU.
 
     Raises InvalidRequest when that worker made another call, or its payload is no value.
     """
@@ -218,11 +199,12 @@ def _check_json(value: Any, call: str) -> None:
 def wait_for_exchange(
     session: Session, models: Iterable[RemoteModel], key: ExchangeKey, payload: bytes
 ) -> ExchangeState:
-    """Give ``payload`` and wait until the exchange is complete. Called by the training thread. Raises PsError.
+    """Send ``payload``, and wait until the exchange is complete. Called by the training thread. Raises PsError.
 
-    In bounded modes a worker with more steps before the exchange waits, in such a step, for this one. Then this worker
-    makes a no-op step of that model, and catches up at the end. It makes none for a worker that is ahead since it has
-    left the exchange: the clocks are asked first, and the exchange must be open after that.
+    In bounded modes, a worker that has more steps to make before the exchange may wait in a step for this worker. Then
+    this one makes a no-op step of that model, and pulls the newest parameters at the end. It makes none for a worker
+    that is ahead because it has left the exchange: it reads the clocks first, and the exchange must be incomplete after
+    that.
     """
     advanced: dict[str, RemoteModel] = {}
     wait_seconds = 0.5
@@ -243,7 +225,7 @@ def wait_for_exchange(
 
 
 def _needed(session: Session, models: Iterable[RemoteModel]) -> Iterator[RemoteModel]:
-    """The models of which another worker has stepped further than it may without this one."""
+    """The models in which another worker is further than it may be without a step of this one."""
     consistency = session.consistency
     if not consistency.mode.bounded:
         return

@@ -1,4 +1,4 @@
-"""Has all workers evaluate the same parameters, where some have set values since the last step: what is set is kept."""
+"""Makes all workers evaluate the same parameters, also where scripts have set values since the last step."""
 
 from __future__ import annotations
 
@@ -16,66 +16,66 @@ from ps_worker.step.remote_model import RemoteModel
 logger = EventLogger("ps_worker")
 
 Gather = Callable[[Any], Mapping[int, Any]]
-"""A collective call: gives what each worker gave, by rank."""
+"""A collective call: returns the values of all workers, by rank."""
 
 
 class Choice(enum.Enum):
-    """The parameters that workers evaluate."""
+    """Which parameters workers evaluate."""
 
-    #: The cluster's: nobody has set any.
+    #: Those of the job: no worker has set any.
     NEWEST = "newest"
-    #: Each its own, as it has set them.
+    #: Each worker its own, which it has set.
     OWN = "own"
-    #: Those of the lowest rank, which become the cluster's.
+    #: Those of the lowest rank, which become the job's.
     LOWEST = "lowest"
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a worker tells the others of its parameters."""
+class ParameterReport:
+    """What a worker reports of its parameters."""
 
-    #: A variable that was set; empty: none.
+    #: Name of a variable that was set; empty: none was.
     variable: str = ""
-    #: Of the values of all parameters, and of all buffers, where one was set.
+    #: Digests of the values of all parameters, and of all buffers; empty where none was set.
     parameters: str = ""
     buffers: str = ""
     has_stepped: bool = False
-    #: In this worker's mode what is set between steps counts, since all workers step together.
+    #: All workers step together, so that values set between steps lose no update.
     in_lockstep: bool = False
-    #: Tells a process from an earlier one of its rank.
+    #: Differs from that of an earlier process of this rank.
     process: str = ""
 
 
-def choose(told: Mapping[int, Told], *, in_training: bool) -> Choice:
-    """The parameters that are evaluated, the same choice on every worker.
+def choose(reports: Mapping[int, ParameterReport], *, in_training: bool) -> Choice:
+    """Return which parameters are evaluated, the same choice on every worker.
 
-    ``in_training``: steps follow. Values that callbacks put in the place of the trained ones for an evaluation, and
-    take out again, are not the cluster's then.
+    ``in_training``: steps follow. Values that callbacks set for an evaluation and take back after it do not become the
+    job's then.
     """
-    ranks = sorted(told)
-    setting = [rank for rank in ranks if told[rank].variable]
-    lowest = told[ranks[0]]
+    ranks = sorted(reports)
+    setting = [rank for rank in ranks if reports[rank].variable]
+    lowest = reports[ranks[0]]
     if not setting:
         return Choice.NEWEST
-    if setting == ranks and (in_training or differing(told) is None):
+    if setting == ranks and (in_training or differing(reports) is None):
         return Choice.OWN
-    if not in_training or lowest.in_lockstep or not any(each.has_stepped for each in told.values()):
+    if not in_training or lowest.in_lockstep or not any(each.has_stepped for each in reports.values()):
         return Choice.LOWEST
     return Choice.REFUSED
 
 
-def differing(told: Mapping[int, Told], *, buffers: bool = True) -> int | None:
-    """A worker whose values are not those of the lowest rank; None: all are the same."""
-    lowest = told[min(told)]
-    for rank, each in told.items():
+def differing(reports: Mapping[int, ParameterReport], *, buffers: bool = True) -> int | None:
+    """Return a worker whose values differ from those of the lowest rank; None: all are equal."""
+    lowest = reports[min(reports)]
+    for rank, each in reports.items():
         if each.parameters != lowest.parameters or (buffers and each.buffers != lowest.buffers):
             return rank
     return None
 
 
 class CommonValues:
-    """One for a trainer, in the training thread. All workers make its calls at the same places of their scripts."""
+    """One per trainer, used in the training thread. All workers make the same calls in the same order."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -84,49 +84,54 @@ class CommonValues:
 
     def before_evaluation(
         self, models: Sequence[RemoteModel], gather: Gather, *, in_training: bool
-    ) -> Mapping[int, Told]:
-        """Bring the parameters that all workers evaluate into ``models``; what each worker told, by rank.
+    ) -> Mapping[int, ParameterReport]:
+        """Bring the parameters that all workers evaluate into ``models``, and return the reports of all workers, by
+        rank.
 
-        Nothing set: the newest. Set alike on all workers: as they are. Else those of the lowest rank; in training,
-        where updates of other workers would be lost, raises InvalidRequest. Raises PsError.
+        If no worker has set values, these are the newest parameters; if all have set equal ones, these; else those of
+        the lowest rank. In training, where updates of other workers would be lost, raises InvalidRequest instead.
+        Raises PsError.
         """
-        told = self._tell(models, gather, with_buffers=not in_training)
-        choice = choose(told, in_training=in_training)
+        reports = self._exchange_reports(models, gather, with_buffers=not in_training)
+        choice = choose(reports, in_training=in_training)
         if choice is Choice.NEWEST:
             for model in models:
                 model.pull()
         elif choice is Choice.LOWEST:
-            self._take_lowest(models, gather, told, "the evaluation")
+            self._take_lowest(models, gather, reports, "the evaluation")
         elif choice is Choice.REFUSED:
-            raise self._refusal(told)
-        elif in_training and (other := differing(told, buffers=False)) is not None and not self._warned:
+            raise self._refusal(reports)
+        elif in_training and (other := differing(reports, buffers=False)) is not None and not self._warned:
             self._warned = True
             logger.warning(
                 "model.options",
                 "workers evaluate different parameters: '%s' was set on all of them, and on rank %d not as on the "
                 "lowest rank; each evaluates its own",
-                told[other].variable,
+                reports[other].variable,
                 other,
             )
-        return told
+        return reports
 
     def settle(self, models: Sequence[RemoteModel], gather: Gather, place: str) -> None:
-        """Before or after a training: what the lowest rank has set becomes the cluster's, and all take the cluster's.
+        """Before or after a training: make what the lowest rank has set the job's, and take the job's values on all
+        workers.
 
-        No worker makes a step until all have come here. ``place``: what a warning says of values that are replaced.
-        Raises PsError.
+        No worker makes a step until all have called this. ``place`` names the moment in the warning about replaced
+        values. Raises PsError.
         """
-        told = self._tell(models, gather, with_buffers=True)
-        if any(each.variable for each in told.values()):
-            self._take_lowest(models, gather, told, place)
+        reports = self._exchange_reports(models, gather, with_buffers=True)
+        if any(each.variable for each in reports.values()):
+            self._take_lowest(models, gather, reports, place)
         else:
             for model in models:
                 model.pull()
 
-    def _tell(self, models: Sequence[RemoteModel], gather: Gather, *, with_buffers: bool) -> dict[int, Told]:
+    def _exchange_reports(
+        self, models: Sequence[RemoteModel], gather: Gather, *, with_buffers: bool
+    ) -> dict[int, ParameterReport]:
         found = [name for model in models for name in model.set_values(with_buffers=with_buffers)]
         digests = [model.digests() for model in models] if found else []
-        own = Told(
+        own = ParameterReport(
             found[0] if found else "",
             " ".join(parameters for parameters, _ in digests),
             " ".join(buffers for _, buffers in digests),
@@ -134,21 +139,23 @@ class CommonValues:
             self._session.consistency.in_lockstep,
             self._process,
         )
-        return {rank: _told(value, rank) for rank, value in gather(asdict(own)).items()}
+        return {rank: _report_of(value, rank) for rank, value in gather(asdict(own)).items()}
 
-    def _take_lowest(self, models: Sequence[RemoteModel], gather: Gather, told: Mapping[int, Told], place: str) -> None:
+    def _take_lowest(
+        self, models: Sequence[RemoteModel], gather: Gather, reports: Mapping[int, ParameterReport], place: str
+    ) -> None:
         rank = self._session.rank
         # What others made of an exchange that an earlier process of this rank took part in has been assigned.
-        took_part = rank in told and told[rank].process == self._process
+        took_part = rank in reports and reports[rank].process == self._process
         for model in models:
-            model.offer_values(assigns=took_part and rank == min(told))
+            model.offer_values(assigns=took_part and rank == min(reports))
         gather(None)
         for model in models:
             model.pull(place)
 
-    def _refusal(self, told: Mapping[int, Told]) -> InvalidRequest:
-        setting = [rank for rank, each in told.items() if each.variable]
-        variable = told[setting[0]].variable
+    def _refusal(self, reports: Mapping[int, ParameterReport]) -> InvalidRequest:
+        setting = [rank for rank, each in reports.items() if each.variable]
+        variable = reports[setting[0]].variable
         return InvalidRequest(
             f"values of '{variable}' were set before an evaluation, and not on all workers: updates of other workers "
             "would be lost",
@@ -159,17 +166,19 @@ class CommonValues:
         )
 
 
-def _told(value: Any, rank: int) -> Told:
-    """What worker ``rank`` gave. Raises InvalidRequest where its script made another call."""
+def _report_of(value: Any, rank: int) -> ParameterReport:
+    """Return the report of worker ``rank``. Raises InvalidRequest where its script made another call."""
     try:
-        told = Told(**value)
+        report = ParameterReport(**value)
     except TypeError:
-        told = None
-    if told is None or any(type(getattr(told, each)) is not type(getattr(Told(), each)) for each in Told.__slots__):
+        report = None
+    if report is None or any(
+        type(getattr(report, each)) is not type(getattr(ParameterReport(), each)) for each in ParameterReport.__slots__
+    ):
         raise InvalidRequest(
             "workers make different collective calls at the same place of their scripts",
             expected="the beginning of an evaluation, or the end of a training, as this worker",
             actual=f"{value!r:.80} by worker {rank}",
             remedy="have every worker make the same calls of its trainer in the same order",
         )
-    return told
+    return report

@@ -51,9 +51,9 @@ def no_op_steps(models: Sequence[RemoteModel], others_wait: Callable[[], bool]) 
 
 
 def end_no_op_steps(running: Mapping[Future[None], RemoteModel]) -> BaseException | None:
-    """Wait for the no-op steps under way and interrupt late ones; the first error of one that was not interrupted.
+    """Wait for the no-op steps under way, interrupt late ones, and return the first error of those not interrupted.
 
-    Whether the push of an interrupted step arrived is not known: its model has to be pulled.
+    An interrupted push may have arrived or not: its model has to be pulled.
     """
     late = wait(running, 0.2).not_done
     waiting = late
@@ -77,7 +77,7 @@ LOOKS = Retry(0.2, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class WorkerClock:
-    """One worker's position in the steps of one model, as one shard knows it."""
+    """The position of one worker in the steps of one model, as one shard reports it."""
 
     incarnation: int
     phase: int
@@ -89,7 +89,7 @@ WorkerClocks = Mapping[int, WorkerClock]
 
 
 def is_blocked(rank: int, shards: Iterable[WorkerClocks], consistency: Consistency) -> bool:
-    """Whether a step that worker ``rank`` has pushed waits, on any of the ``shards``, for the steps of others."""
+    """Whether a step that worker ``rank`` has pushed waits, on any of the ``shards``, for steps of other workers."""
     for clocks in shards:
         own = clocks.get(rank)
         if own is not None:
@@ -101,11 +101,10 @@ def is_blocked(rank: int, shards: Iterable[WorkerClocks], consistency: Consisten
 
 
 def is_needed(rank: int, shards: Iterable[WorkerClocks], consistency: Consistency, *, by_older: bool = True) -> bool:
-    """Whether, on any of the ``shards``, an older worker has stepped further than it may without worker ``rank``.
+    """Whether, on any of the ``shards``, an older worker is further than it may be without a step of worker ``rank``.
 
-    Without ``by_older``: whether any other worker has.
-
-    A worker in a later phase has entered the barrier and waits for no step.
+    Without ``by_older``: whether any other worker is. A worker in a later phase has entered the barrier and waits for
+    no step.
     """
     return any(
         (other.incarnation < own.incarnation or not by_older)
@@ -118,7 +117,7 @@ def is_needed(rank: int, shards: Iterable[WorkerClocks], consistency: Consistenc
 
 
 def worker_clocks(session: Session, model: RemoteModel) -> list[WorkerClocks]:
-    """The clocks of ``model`` on each of its shards. Raises PsError."""
+    """Return the clocks of ``model`` on each of its shards. Raises PsError."""
     clocks: list[WorkerClocks] = []
     for shard in model.holders:
         peer = Peer(shard, session.shard_address(shard))
@@ -144,19 +143,19 @@ class _Wait:
 
 
 class DeadlockAvoidance:
-    """For workers with several models. The training thread calls ``waiting``; a daemon thread checks slow steps.
+    """For workers with several models. The training thread enters ``waiting``; a daemon thread checks slow steps.
 
-    In bounded modes a worker waits in a step of one model for steps of others in that model. Workers that step models
-    in one common order never wait in a circle. But a worker that joins, or has made no-op steps while it waited
-    for data, may be at another position of that order: it waits in a step of A for a worker that waits for its step of
-    B. Then the younger worker makes no-op steps of B, as many as the older one needs. After that both are at the same
+    In bounded modes a worker waits, in a step of one model, for steps of others in that model. Workers that step their
+    models in one common order never wait in a circle. A worker that joins, or that made no-op steps while it waited for
+    data, may be at another position of that order: it waits in a step of A for a worker that waits for its step of B.
+    Then the younger worker makes no-op steps of B, as many as the older one needs. After that both are at the same
     position.
 
-    No worker waits for ever: of all workers that wait in a step, take the oldest one, which waits in A, and of those it
-    waits for, the one with the lowest clock of A. That one does not wait in A, since none is behind it there, so it
-    waits in another model; it is younger; so it makes a no-op step of A. No worker at the common position makes no-op
-    steps: a worker that is further in B, in the common order, has had an answer to the step that this worker waits in.
-    All workers had then reached that step, so it is not blocked.
+    No worker waits for ever: of all workers that wait in a step, take the oldest one, which waits in A, and of the
+    workers that it waits for, the one with the lowest clock of A. That one does not wait in A, since none is behind it
+    there, so it waits in another model; it is younger; so it makes a no-op step of A. No worker at the common position
+    makes no-op steps: a worker that is further in B, in the common order, has received the answer to the step that this
+    worker waits in. All workers had then reached that step, so it is not blocked.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class DeadlockAvoidance:
     def waiting(self, model: RemoteModel) -> Iterator[None]:
         """Entered around calls of the training thread with ``model`` that may wait for other workers.
 
-        Other models that made no-op steps meanwhile then pull the newest parameters. Raises PsError.
+        Models that made no-op steps meanwhile then pull the newest parameters. Raises PsError.
         """
         with self._lock:
             wait = self._wait = _Wait(model, time.monotonic() + LOOKS.first_seconds)
@@ -196,13 +195,13 @@ class DeadlockAvoidance:
             advanced.catch_up()
 
     def close(self) -> None:
-        """End the thread. Comes before the optimizers are closed; safe to repeat."""
+        """End the thread, before the models are closed. Safe to repeat."""
         self._stop.set()
         self._thread.join(LOOKS.first_seconds * 2)
         self._steps.shutdown(wait=False)
 
     def _end(self, wait: _Wait) -> list[RemoteModel]:
-        """The step is over: end the no-op steps, too; returns the models that made some."""
+        """End the no-op steps with the step; return the models that made some."""
         with self._lock:
             self._wait = None
         if wait.no_op_steps and (error := end_no_op_steps({step: model for model, step in wait.no_op_steps.items()})):

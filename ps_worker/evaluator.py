@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 
 def follow(session: Session, source: Source, name: str, min_interval_seconds: float) -> Iterator[int]:
-    """Yield the step each time new parameters of ``name`` are in ``source``; ends with the job.
+    """Yield the step each time newer parameters of model ``name`` are in ``source``; end with the job.
 
-    The step is the number of applies that every shard has done. Raises UnknownModel when the job ends without such a
+    The step is the number of updates that every shard has applied. Raises UnknownModel when the job ends without such a
     model, ModelMismatch when ``source`` is another one, Unavailable when shards stay away, Fenced.
     """
     follower = Evaluator(session, source, _declared(session, name))
@@ -70,7 +70,7 @@ def _declared(session: Session, name: str) -> ShardMap:
 
 
 class Evaluator:
-    """Reads one model from all shards into the user's own. Used from the user's thread."""
+    """Reads one model from all shards into the script's own. Used from the script's thread."""
 
     def __init__(self, session: Session, source: Source, shard_map: ShardMap) -> None:
         source = plain_module(source) if isinstance(source, torch.nn.Module) else source
@@ -84,12 +84,12 @@ class Evaluator:
         TableBinding(matched(own, shard_map.spec.tables), lambda: self, trains=False).bind()
 
     def versions(self) -> tuple[int, ...] | None:
-        """The version on every shard; None while one has no values yet. Raises Unavailable."""
+        """Return the version on every shard; None while one has no values yet. Raises Unavailable."""
         status = self._of_all(lambda shard: self._persist(shard, ShardClient.status))
         return tuple(s.version for s in status) if all(s.initialised for s in status) else None
 
     def pull(self) -> tuple[int, ...]:
-        """Take parameters and buffers from every shard; returns their versions. Raises Unavailable."""
+        """Take parameters and buffers from every shard, and return their versions. Raises Unavailable."""
         versions = self._of_all(self._pull)
         self._flat.publish_parameters()
         self._flat.publish_buffers()
@@ -99,14 +99,14 @@ class Evaluator:
 
     @property
     def next_position(self) -> Position:
-        """The same at all times: an evaluator makes no push."""
+        """Always the same: an evaluator makes no push."""
         return 0, 1
 
     def look_up(self, lookup: Lookup) -> None:
         """Does nothing: ``finish`` requests all rows."""
 
     def finish(self, lookup: Lookup) -> None:
-        """The newest rows, from every shard. Raises Unavailable."""
+        """Fill ``lookup`` with the newest rows of every shard. Raises Unavailable."""
         while not lookup.arrived:
             lookup.lay_out(self._router)
             try:
@@ -117,7 +117,7 @@ class Evaluator:
         lookup.finish()
 
     def _of_all(self, read: Callable[[int], T]) -> tuple[T, ...]:
-        """``read`` of every shard that holds anything; all are read again when slices have moved meanwhile."""
+        """``read`` on every shard that has a part; again on all of them when slices have moved meanwhile."""
         while True:
             try:
                 return tuple(map(read, self._flat.plan.holders))
@@ -157,7 +157,7 @@ class Evaluator:
 
 
 def match(shard_map: ShardMap, own: Bindings, tables: DeclaredTables = NO_TABLES) -> Bindings:
-    """The user's tensors in the order of the declared model. Raises ModelMismatch that lists every difference."""
+    """Return the script's tensors in the order of the declared model. Raises ModelMismatch with every difference."""
     declared = shard_map.spec.variables
     # A binding lists its parameters before its buffers.
     count = len(own.parameters)
@@ -202,7 +202,7 @@ _CALL_IDS = 300_000
 
 
 def read_rows(calls: ShardClient, part: ShardLookup) -> None:
-    """Fill ``part`` with the newest rows, in calls that fit into a message. Raises PsError."""
+    """Fill ``part`` with the newest rows of one shard, in calls that fit into a message. Raises PsError."""
     pieces = iter(zip(part.ids, part.pieces, strict=True))
     for table in part.tables:
         left = table.rows

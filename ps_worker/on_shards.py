@@ -1,8 +1,9 @@
-"""Makes optimizers that run on the shards: of a torch class and a model, and for groups that are added later."""
+"""Makes optimizers that run on the shards: of a class and a model, of one that is built, and for groups added later."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -11,8 +12,16 @@ from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model.spec import Buffers
 from ps_protocol.times import PATIENCE_SECONDS
 from ps_worker.model.bindings import Source
-from ps_worker.model.built_optimizer import constructor_arguments, group_to_declare
+from ps_worker.model.built_optimizer import (
+    check_built,
+    constructor_arguments,
+    group_to_declare,
+    groups_to_declare,
+    has_scheduler,
+    state_of,
+)
 from ps_worker.model.declare import BufferPolicy, Declaration, build_spec
+from ps_worker.model.plain import plain_module
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
@@ -22,7 +31,7 @@ from ps_worker.trained_models import end_use as end_model_use
 
 
 def on_shards(torch_class: type[torch.optim.Optimizer]) -> type[PsOptimizer]:
-    """The class of optimizers that run ``torch_class`` on shards: a PsOptimizer that is one of ``torch_class``, too."""
+    """Return the class of optimizers that run ``torch_class`` on shards: a PsOptimizer and a ``torch_class``."""
     members = {"_torch_class": torch_class, "__doc__": PsOptimizer.__doc__, "__module__": PsOptimizer.__module__}
     return cast(type[PsOptimizer], type(torch_class.__name__, (PsOptimizer, torch_class), members))
 
@@ -43,7 +52,7 @@ def declare_optimizer(
     clip_grad_norm: float | None = None,
     reconnect_timeout_seconds: float = PATIENCE_SECONDS,
 ) -> tuple[PsOptimizer, RemoteModel]:
-    """The optimizer for the user, and the model for the cluster. Raises what ``build_spec`` and PsOptimizer raise.
+    """Return the optimizer for the script, and its model. Raises what ``build_spec`` and PsOptimizer raise.
 
     ``models``: those of the cluster; groups that are added later join them.
     """
@@ -120,10 +129,109 @@ def let_grow(
 
 
 def check_style(style: Style, declaration: Declaration) -> None:
-    """Raises ConfigError for overlap with tables."""
+    """Raise ConfigError for overlap with tables."""
     if style.overlap and declaration.tables.specs:
         raise ConfigError(
             "overlap=True is not possible with tables",
             actual=", ".join(table.name for table in declaration.tables.specs),
             remedy="leave it out, and look rows up ahead with cluster.prefetch(...)",
+        )
+
+
+_OF_TORCH = ("step", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
+"""Attributes of an instance that tell how torch runs its step: the scheduler's wrapper, and how it is fused."""
+
+
+def adopt_optimizer(
+    session: Session,
+    given: object,
+    module: torch.nn.Module,
+    schedulers: Iterable[object] = (),
+    *,
+    name: str,
+    nonfinite: str = "refuse",
+    buffers: BufferPolicy = "rank0",
+    style: Style = PLAIN,
+    tables: Iterable[object] = (),
+    models: TrainedModels | None = None,
+    clip_grad_norm: float | None = None,
+    reconnect_timeout_seconds: float = PATIENCE_SECONDS,
+) -> tuple[PsOptimizer, RemoteModel]:
+    """Return ``given`` itself, which runs on the shards from now on, and its model.
+
+    After an error ``given`` is as it was. Raises what ``check_built``, ``build_spec`` and ``PsOptimizer`` raise,
+    UnsupportedOptimizer for one that was adopted before.
+    """
+    if isinstance(given, PsOptimizer):
+        raise UnsupportedOptimizer(
+            f"this optimizer runs on the shards already, as that of model '{given.name}'",
+            expected="an optimizer of torch",
+            actual="one of the cluster",
+            remedy="use it as it is",
+        )
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(
+            "adopt() takes the model whose parameters the optimizer has",
+            expected="an nn.Module",
+            actual=type(module).__name__,
+            remedy="call cluster.adopt(optimizer, model)",
+        )
+    module = plain_module(module)
+    optimizer = check_built(given, module, schedulers)
+    declaration = build_spec(
+        type(optimizer),
+        groups_to_declare(optimizer),
+        constructor_arguments(type(optimizer), optimizer.defaults),
+        name=name,
+        nonfinite=nonfinite,
+        buffers=buffers,
+        tables=tables,
+        seed=lambda: session.seed,
+        module=module,
+        held=models.held if models is not None else {},
+        clip_grad_norm=clip_grad_norm,
+    )
+    check_style(style, declaration)
+    _check_tables(declaration, scheduled=has_scheduler(optimizer) or any(True for _ in schedulers))
+    declaration = replace(declaration, state=state_of(optimizer))
+    adopted = _taken_over(optimizer, session, declaration, style, reconnect_timeout_seconds)
+    let_grow(adopted, session, module, style, models)
+    return adopted, adopted._model
+
+
+def _taken_over(
+    given: torch.optim.Optimizer,
+    session: Session,
+    declaration: Declaration,
+    style: Style,
+    reconnect_timeout_seconds: float,
+) -> PsOptimizer:
+    """Turn ``given``, an optimizer of torch, into one on shards, in place: a scheduler that refers to it refers to that
+    one.
+
+    After an error it is as it was. Raises what PsOptimizer raises.
+    """
+    before, attributes, groups = type(given), dict(vars(given)), len(given.param_groups)
+    given.__class__ = on_shards(before)
+    adopted = cast(PsOptimizer, given)
+    try:
+        for name in _OF_TORCH:
+            vars(adopted).pop(name, None)
+        adopted._attach(session, declaration, style, reconnect_timeout_seconds)
+    except BaseException:
+        given.__class__ = before
+        vars(given).clear()
+        vars(given).update(attributes)
+        del given.param_groups[groups:]
+        raise
+    return adopted
+
+
+def _check_tables(declaration: Declaration, *, scheduled: bool) -> None:
+    if declaration.tables.specs and scheduled:
+        raise ConfigError(
+            "a scheduler was built on the optimizer before its tables had groups",
+            expected="one learning rate for each parameter group and each table",
+            actual=", ".join(table.name for table in declaration.tables.specs),
+            remedy="build the scheduler after cluster.adopt(...)",
         )

@@ -17,23 +17,23 @@ from ps_worker.tables.table import TableModule
 logger = EventLogger("ps_worker")
 
 _trained: set[tuple[str, int, str]] = set()
-"""What this process trained in connections that it has closed: coordinator, the job's seed, name of the model. It is
-the process that goes on with a model without meaning to, whichever object held its connection."""
+"""Models that this process trained in connections that it has closed: coordinator, seed of the job, name. A later
+connection of the process may continue such a model by mistake."""
 
 
 class TrainedModels:
-    """In the order in which they were declared. Used from the training thread."""
+    """The models of a worker, in the order in which they were declared. Used from the training thread."""
 
     def __init__(self, session: Session, default_name: str = "model") -> None:
-        """``default_name``: of the first model without a name; those after it have a number behind it."""
+        """``default_name``: of the first model without a name; later ones have a number behind it."""
         self._session = session
         self._default_name = default_name
         self._models: dict[str, RemoteModel] = {}
-        #: Names of the models that this worker has, or has closed without releasing them.
+        #: Names of models that this worker trains, or has closed without releasing them.
         self._names: set[str] = set()
-        #: How many it has had.
+        #: Number of models so far.
         self._count = 0
-        #: None with less than two models.
+        #: None with fewer than two models.
         self._deadlock_avoidance: DeadlockAvoidance | None = None
 
     def __iter__(self) -> Iterator[RemoteModel]:
@@ -44,15 +44,16 @@ class TrainedModels:
 
     @property
     def held(self) -> dict[int, str]:
-        """By id of each parameter that is trained, the name of its model."""
+        """Name of the model of each parameter that is trained, by ``id`` of the parameter."""
         return {id(p): name for name, model in self._models.items() for p in model.parameters}
 
     def table_modules(self) -> list[TableModule]:
-        """The modules of all models whose rows are in tables."""
+        """Return the modules of all models whose rows are in tables."""
         return [module for model in self for module in model.table_modules]
 
     def free_name(self, name: str | None) -> str:
-        """``name``, or the default for the next model. Raises ConfigError for one that this worker has or had.
+        """Return ``name``, or the default for the next model. Raises ConfigError for one that this worker uses or has
+        used.
 
         Models that were released do not count.
         """
@@ -70,7 +71,7 @@ class TrainedModels:
         return chosen
 
     def add(self, model: RemoteModel) -> None:
-        """Add a model that has been declared. With several, deadlocks with other workers are avoided."""
+        """Add a declared model. With several models, deadlocks with other workers are avoided."""
         self._models[model.name] = model
         self._names.add(model.name)
         self._count += 1
@@ -88,7 +89,7 @@ class TrainedModels:
             each.around = partial(self._deadlock_avoidance.waiting, each)
 
     def _warn_of_another_life(self, model: RemoteModel) -> None:
-        """Say that ``model`` is one that this process has trained before, in a connection that it has closed."""
+        """Warn if this process has trained ``model`` before, in a connection that it has closed."""
         pipeline = model.pipeline
         goes_on = pipeline.joined_running or (self._session.initialiser() and not pipeline.uploaded)
         if goes_on and self._key(model.name) in _trained:
@@ -111,9 +112,9 @@ class TrainedModels:
         self.pull()
 
     def end_use(self, ended: Iterable[RemoteModel], *, release: bool) -> None:
-        """Wait for all workers, as at a barrier, take the last values, and use these models no more. Raises PsError.
+        """Wait for all workers as at a barrier, take the last values, and stop using these models. Raises PsError.
 
-        ``release``: the shards drop them, and their names are free again. Repeated after an error, it goes on.
+        ``release``: the shards drop them, and their names are free again. A call after an error continues.
         """
         models = list(ended)
         if any(model.name in self._models for model in models):
@@ -128,16 +129,16 @@ class TrainedModels:
                 _trained.discard(self._key(model.name))
 
     def idle(self) -> AbstractContextManager[None]:
-        """Entered while this worker waits for data: no-op steps keep others from waiting for its steps."""
+        """Return the context for waiting for data: no-op steps keep others from waiting for this worker's steps."""
         return no_op_steps(list(self), lambda: self._session.view.consistency.mode.bounded)
 
     def arrive(self) -> None:
-        """Tell the shards that this worker has come to the barrier of its phase. Raises PsError."""
+        """Report to the shards that this worker has come to the barrier of its phase. Raises PsError."""
         for model in self:
             model.arrive(self._session.phase)
 
     def pull(self) -> None:
-        """Take the newest parameters of each. Raises PsError."""
+        """Take the newest parameters of each model. Raises PsError."""
         for model in self:
             model.pull()
 
@@ -147,12 +148,12 @@ class TrainedModels:
             model.finish()
 
     def flush(self) -> None:
-        """At a clean end: send values set after the last steps to the shards where possible. Raises PsError."""
+        """At a clean end: send values that were set after the last steps, where possible. Raises PsError."""
         for model in self:
             model.flush()
 
     def close(self) -> None:
-        """End their streams, whatever fails; may be repeated."""
+        """End the streams of all models, whatever fails. Safe to repeat."""
         _trained.update(map(self._key, self._names))
         with ExitStack() as ending:
             for model in reversed(list(self)):
@@ -162,9 +163,10 @@ class TrainedModels:
 
 
 def end_use(session: Session, model: RemoteModel, *, release: bool) -> None:
-    """Close ``model``, and tell the cluster that this worker uses it no more; ``release`` it with the last that does.
+    """Close ``model``, and report that this worker uses it no more; the report of the last worker releases it
+    (``release``).
 
-    Then this waits for the others. Raises NotReady, naming them, when they do not close it in time; Fenced.
+    A release waits for the other workers. Raises NotReady, naming them, when they do not close it in time; Fenced.
     """
     model.close()
     session.close_model(ClosedModelAsk(model.name, model.pipeline.shard_map.epoch, release))

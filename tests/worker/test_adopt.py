@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError, UnsupportedOptimizer
 from ps_worker import Outcome
-from ps_worker.adopt import adopt_optimizer
+from ps_worker.on_shards import adopt_optimizer
 from ps_worker.optimizer import PsOptimizer
 from tests.worker.fakes import FakeSession, job
 

@@ -9,10 +9,10 @@ import pytest
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode
-from ps_worker.common_values import Choice, CommonValues, Told, choose
+from ps_worker.common_values import Choice, CommonValues, ParameterReport, choose
 
-NONE = Told(has_stepped=True)
-SET = Told("weight", "a", "b", has_stepped=True)
+NONE = ParameterReport(has_stepped=True)
+SET = ParameterReport("weight", "a", "b", has_stepped=True)
 OTHERWISE = replace(SET, parameters="c")
 LOCKSTEP = {"in_lockstep": True}
 
@@ -27,10 +27,10 @@ LOCKSTEP = {"in_lockstep": True}
         ([SET, NONE], Choice.LOWEST, Choice.REFUSED),
         ([NONE, SET], Choice.LOWEST, Choice.REFUSED),
         ([replace(SET, **LOCKSTEP), replace(NONE, **LOCKSTEP)], Choice.LOWEST, Choice.LOWEST),
-        ([replace(SET, has_stepped=False), Told()], Choice.LOWEST, Choice.LOWEST),
+        ([replace(SET, has_stepped=False), ParameterReport()], Choice.LOWEST, Choice.LOWEST),
     ],
 )
-def test_workers_evaluate_the_same_parameters(told: list[Told], after: Choice, during: Choice) -> None:
+def test_workers_evaluate_the_same_parameters(told: list[ParameterReport], after: Choice, during: Choice) -> None:
     # Rank 0 has left.
     by_rank = dict(enumerate(told, 1))
     assert choose(by_rank, in_training=False) is after
