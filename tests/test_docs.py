@@ -79,6 +79,12 @@ def test_the_site_leads_to_every_page():
     assert sorted(listed) == sorted([*outside, *(page for page in pages if not page.startswith("decisions/0"))])
 
 
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_python_on_a_page_can_be_parsed(page):
+    for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        ast.parse(code)
+
+
 def too_long(text: str) -> list[str]:
     """The lines of ``text`` that are longer than WIDTH: not those of tables and of code."""
     outside = re.sub(r"^( *)(```|~~~).*?^ *\2", "", text, flags=re.DOTALL | re.MULTILINE)
