@@ -49,7 +49,7 @@ def export(
     """Write parameters, buffers and tables of ``model`` into the new folder ``target``; returns the files.
 
     As Hugging Face's save_pretrained: ``model.safetensors`` where all fits into ``max_file_bytes``, else numbered files
-    of at most that many bytes of tensors (one tensor may be larger) and an index. Rows as ``export_tables`` says. The
+    of at most that many bytes of tensors (one tensor may be larger) and an index; rows by ``export_tables``. The
     folder appears with all of it or not at all. Raises ConfigError when ``target`` exists, or without pyarrow for
     Parquet, DamagedData, ModelMismatch, StorageFull.
     """

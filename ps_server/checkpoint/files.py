@@ -37,7 +37,7 @@ class Output:
     def write(self, data: memoryview, position: int, wrote: Callable[[int], None] = _ignore) -> tuple[str, ...]:
         """Write bytes at ``position``; returns the checksum of each CHECKED_BYTES. Raises OSError.
 
-        ``wrote`` hears of every part written, in bytes.
+        ``wrote`` is called with the bytes of each part written.
         """
         checksums = []
         for begin in range(0, len(data), CHECKED_BYTES):

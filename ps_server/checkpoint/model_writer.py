@@ -53,7 +53,7 @@ def write_part(
     needs.
 
     ``values`` is the whole region of ``layout`` in bytes; neither it nor ``state`` may change until this returns.
-    ``progress`` hears of both.
+    ``progress`` is called for both.
     ``facts`` is what the shard wants back with them: version, clocks, sequences. All shards of a model may write at the
     same time, from any thread: each writes files of its own, and its own rows in those of others. Nothing here makes
     the folder a checkpoint; what is left behind by an error is without meaning. Raises StorageFull, ConfigError for a

@@ -1,4 +1,4 @@
-"""What a manifest says: of each tensor, each file, the part of a model that a shard wrote, and the whole model."""
+"""The records of a manifest: one tensor, one file, the part of a model that a shard wrote, and the whole model."""
 
 from __future__ import annotations
 

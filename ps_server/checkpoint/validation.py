@@ -1,6 +1,6 @@
 """Validates a manifest: types, ranges, names, and that its parts are complete models.
 
-A checksum tells that a manifest is as it was written, not who wrote it; a reader counts on all that is checked here.
+A checksum proves that a manifest is as it was written, not who wrote it. A reader relies on all that is checked here.
 """
 
 from __future__ import annotations

@@ -9,7 +9,10 @@ from ps_server.consistency.events import FOREVER, Position, PushInfo, WorkerKey
 
 
 class PendingRounds:
-    """Used by one Tracker. Holds each added push until its round is taken; rounds are taken lowest first."""
+    """The rounds that wait for pushes. Used by one Tracker.
+
+    A push stays in its round until that is taken; the lowest round is taken first.
+    """
 
     def __init__(self) -> None:
         self._pushes: dict[Position, list[PushInfo]] = {}
@@ -33,7 +36,7 @@ class PendingRounds:
         return position in self._pushes
 
     def first(self) -> tuple[PushInfo, ...]:
-        """The pushes of the lowest round by rank, which stays. Raises KeyError when there is none."""
+        """The pushes of the lowest round, by rank; the round stays. Raises KeyError when there is none."""
         return _to_apply(self._pushes[self.lowest])
 
     def open(self) -> dict[WorkerKey, int]:
@@ -59,7 +62,7 @@ KEPT_NORMS = 8
 
 
 class RoundNorms:
-    """Used by one Tracker, of a model whose gradients are clipped; empty for others."""
+    """The norms of one model's rounds, empty where gradients are not clipped. Used by one Tracker."""
 
     def __init__(self) -> None:
         #: The round whose pushes are settled, while it waits for the norms of other shards.
@@ -72,7 +75,7 @@ class RoundNorms:
 
     @property
     def kept(self) -> tuple[tuple[Position, float], ...]:
-        """Of the last rounds taken, in their order."""
+        """The norms of the last rounds taken, in the order of the rounds."""
         return tuple(self._kept.items())
 
     def close(self, position: Position) -> None:
@@ -93,7 +96,7 @@ class RoundNorms:
             del self._kept[next(iter(self._kept))]
 
     def restore(self, kept: Iterable[tuple[Position, float]]) -> None:
-        """Know these again."""
+        """Take over the norms of an earlier process."""
         for position, squared_norm in kept:
             self.note(position, squared_norm)
 

@@ -87,7 +87,7 @@ class Tracker:
         self._rule = rule_for(consistency)
 
     def members(self, live: Mapping[int, int]) -> None:
-        """Take the incarnation of each live rank. Clocks of all others leave the vector at once.
+        """Replace the live workers, rank to incarnation. The clocks of all others leave the vector at once.
 
         Until the first push every listed worker takes part from the start; later, from its ``attach`` on. Without any
         participant left it is as before the first push, at the highest position applied or passed by a round.
@@ -108,9 +108,9 @@ class Tracker:
         A participant keeps its place. A newcomer enters where the slowest stands, but not below what has been applied;
         alone, at the highest position ever reached; while the others stand in another phase, at the start of its own.
 
-        ``clock`` is what a worker says that has made steps already. Where none of its pushes is known, for a restart
-        forgets those that changed nothing, it enters just there: its position is the same on every shard, or workers
-        could wait for each other over two of them. Raises Fenced, InvalidRequest for a position that cannot be.
+        ``clock`` is given by a worker that has made steps already. A restart forgets pushes that changed nothing; where
+        none of this worker's is known, it enters at ``clock``: with different positions on two shards, workers could
+        wait for each other. Raises Fenced, InvalidRequest for a position that cannot be.
         """
         self._fence(worker)
         if max(phase, clock or 0) >= LIMIT:
@@ -230,7 +230,7 @@ class Tracker:
         )
 
     def persisted_state(self) -> TrackerState:
-        """What a restart must know: everything that ``version`` updates have brought."""
+        """The state after ``version`` updates, from which a restart continues."""
         standings = (
             ParticipantStatus(WorkerKey(rank, member.incarnation), member.kept[1], member.kept[0])
             for rank, member in sorted(self._participants.items())
@@ -246,7 +246,7 @@ class Tracker:
         )
 
     def restore(self, state: TrackerState) -> None:
-        """Continue from ``state``; called before anything else. Members are taken for live until told."""
+        """Continue from ``state``, before any other call. Its workers count as live until ``members`` is called."""
         self.version, self.applied = state.version, state.applied
         for standing in state.standings:
             self._recall(standing.worker, standing.last_sequence, standing.position)
@@ -400,10 +400,10 @@ T = TypeVar("T")
 
 
 class ParkedPulls(Generic[T]):
-    """Used from the loop that drives the Tracker. ``T`` is what the caller answers a pull with.
+    """Pulls that wait for the mode. Used on the loop that calls the Tracker; ``T`` stands for one pull.
 
     At any moment a pull of a lower position is answered no later than one of a higher, in every mode; so the lowest
-    alone says whether there is anything to release, also after the mode has changed.
+    alone decides whether one may be answered, also after the mode has changed.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ FAILED = "failed"
 
 @dataclass(slots=True)
 class Counts:
-    """For status pages. Written by one Tracker; of constant size."""
+    """Counts of pushes for status pages. Written by one Tracker; of constant size."""
 
     #: Pushes by outcome name. A held push is counted once its round is taken, as applied.
     outcomes: dict[str, int] = field(default_factory=lambda: {v.value: 0 for v in Verdict if v is not Verdict.HOLD})
@@ -27,14 +27,17 @@ class Counts:
     staleness: list[int] = field(default_factory=lambda: [0] * STALENESS_BUCKETS)
 
     def failed(self, pushes: int) -> None:
-        """The step that so many pushes made raised, and was skipped: a version that is as the one before."""
+        """Count ``pushes`` whose step raised: it was skipped, and its version has the values of the one before."""
         self.outcomes[Verdict.APPLY.value] -= pushes
         self.outcomes[FAILED] = self.outcomes.get(FAILED, 0) + pushes
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerState:
-    """Pushes that are held for an open round are not in it: they have not been acknowledged and will come again."""
+    """The state of a Tracker after its last update.
+
+    It leaves out pushes that wait in an open round: they are not acknowledged, and their workers send them again.
+    """
 
     version: int = 0
     applied: Position = START
@@ -46,7 +49,7 @@ class TrackerState:
     norms: tuple[tuple[Position, float], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON's types."""
+        """Encode as JSON's types."""
         return {
             "version": self.version,
             "applied": self.applied,

@@ -120,7 +120,7 @@ class DurableLog:
 
     @property
     def unsaved_bytes(self) -> int:
-        """What these records take."""
+        """Bytes of these records."""
         return self.written_bytes - self.saved.written_bytes
 
     @property
@@ -161,7 +161,7 @@ class DurableLog:
         )
 
     async def reserve(self, nbytes: int) -> None:
-        """Have room for a record of ``nbytes`` bytes of payload. Raises StorageFull; then nothing is reserved."""
+        """Reserve room for a record with ``nbytes`` bytes of payload. Raises StorageFull; then nothing is reserved."""
         size = record_bytes(nbytes)
         if size > self._largest:
             self._largest, self.segment_bytes = size, segment_bytes_for(size, self._bound_bytes)
@@ -277,7 +277,7 @@ class DurableLog:
                 os.fdatasync(file.fileno())
 
     def cut(self, through: int, keep_bytes: int) -> None:
-        """Records up to ``through`` are not needed any more; keep about ``keep_bytes`` of files to be overwritten."""
+        """Drop the records up to ``through``; keep about ``keep_bytes`` of files to be overwritten."""
         size = self.segment_bytes
         self.pressed = False
         # Within a bound not all of it, or a reader would block the writer.
@@ -292,7 +292,7 @@ class DurableLog:
             path.unlink()
 
     def close(self) -> None:
-        """After the executor's last work. Repeatable."""
+        """Close the log, after the executor's last work. Repeatable."""
         self._close_segment()
         if self._head.number != self._certain:
             self._head = replace(self._head, number=self._certain)

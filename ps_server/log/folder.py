@@ -31,7 +31,7 @@ SETTING_ASIDE, COPYING = "setting aside", "copying"
 
 @dataclass(frozen=True, slots=True)
 class FolderIdentity:
-    """What a data directory says of itself."""
+    """The content of ``shard.json``: whose directory it is, and what must be in it."""
 
     shard: int
     #: Rises each time a process opens the directory.
@@ -49,7 +49,7 @@ class FolderIdentity:
 
 
 class DataFolder:
-    """Held by one process from ``open`` to ``close``; the system lets go of it when the process dies."""
+    """The data directory of one shard. One process owns its lock, from ``open`` to ``close`` or to its own end."""
 
     def __init__(self, path: Path, lock: int, identity: FolderIdentity) -> None:
         self.path = path
@@ -102,15 +102,15 @@ class DataFolder:
         return self.path / "snapshots"
 
     def belongs_to(self, incarnation: int) -> None:
-        """From now on ``incarnation`` writes here. Raises OSError."""
+        """Note that ``incarnation`` writes here from now on. Raises OSError."""
         self._note(incarnation=incarnation, copy="")
 
     def holds_log(self) -> None:
-        """From now on a log must be here. Raises OSError."""
+        """Note that a log must be here from now on. Raises OSError."""
         self._note(log=True)
 
     def holds_snapshot(self, through: int) -> None:
-        """From now on this snapshot must be here, or a newer one. Raises OSError."""
+        """Note that this snapshot, or a newer one, must be here from now on. Raises OSError."""
         self._note(snapshot=through)
 
     def _note(self, **fields: Any) -> None:
@@ -121,9 +121,9 @@ class DataFolder:
                 self._write()
 
     def begin_copy(self) -> None:
-        """The content is replaced by a copy of another directory's state, whole when ``belongs_to`` is called.
+        """Set the content aside: a copy of another directory follows, which is whole when ``belongs_to`` is called.
 
-        It is set aside, in the place of what was set aside before. Raises OSError.
+        It replaces what was set aside before. Raises OSError.
         """
         holds = [*self.log.glob("[0-9]*.log"), *self.snapshots.glob("[0-9]*")]
         if holds and not self.identity.copy:
@@ -160,7 +160,7 @@ class DataFolder:
 
 
 def log_room(shard: int, folder: Path) -> AbstractContextManager[None]:
-    """In which a full disk is StorageFull: a log or a snapshot is written to ``folder``."""
+    """A context that raises StorageFull when the disk is full; in it, files are written to ``folder``."""
     return full_disk(
         f"shard {shard} has no room for its log",
         shard=str(shard),

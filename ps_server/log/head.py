@@ -26,7 +26,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """What was so when it was written, and must be so at the next start."""
+    """Facts about a log when they were written; the next start finds at least as much."""
 
     #: First record of the segment in use; 0: there was none.
     segment: int = 0
@@ -45,7 +45,7 @@ class LogHead:
 
     @classmethod
     def now(cls, *, every_push: bool, synced: bool) -> LogHead:
-        """Of a log that this process opens."""
+        """The head of a log that this process opens."""
         return cls(every_push=every_push, synced=synced, boot=boot_id(), torch=torch.__version__)
 
     @property
@@ -60,7 +60,7 @@ class LogHead:
 
 
 def boot_id() -> str:
-    """Names this start of the machine; empty where the system does not tell."""
+    """The name of this start of the machine; empty where the system gives none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -68,13 +68,13 @@ def boot_id() -> str:
 
 
 class HeadFile:
-    """Written by the log's writer at its start, whenever it takes another segment, and at its end; read by recovery."""
+    """The file of a LogHead. The log writes it at its start and end and with each new segment; recovery reads it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
 
     def write(self, head: LogHead) -> None:
-        """Have ``head`` on the disk. Raises OSError."""
+        """Write ``head`` to the disk. Raises OSError."""
         text = seal(FORMAT, fields_of(head))
         data = sealed(b"{" + text[SEAL_BYTES:].ljust(HEAD_BYTES - SEAL_BYTES))
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)

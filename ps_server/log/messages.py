@@ -39,7 +39,7 @@ from ps_server.tables.step import RowStep
 
 
 class EntryWriter:
-    """Used by one log, from its executor. Equal options of successive updates are converted once."""
+    """Encodes the entries of one log, in its executor. Equal options of successive updates are converted once."""
 
     def __init__(self) -> None:
         self._options: tuple[Sequence[Options], list[common_pb2.Options]] = ((), [])
@@ -113,7 +113,7 @@ def _prepared(entry: StagedReshard) -> tuple[bytes, list[memoryview]]:
 
 
 class LoggedRecord:
-    """One record of a log; what it holds is decoded when it is asked for, by the model it is of."""
+    """One record of a log. Its content is decoded on demand, with the layout of its model."""
 
     def __init__(self, message: bytes, payload: memoryview) -> None:
         """Raises DecodeError."""

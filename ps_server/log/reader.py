@@ -15,9 +15,10 @@ PIECE_BYTES = 1 << 20
 
 
 class LogReader:
-    """Used by one standby's stream, from one thread at a time, beside the executor that appends.
+    """Reads one log for one standby, from one thread at a time, while the executor appends.
 
-    What it reads must not be cut away: see ``DurableLog.read_from``. It finds out when it was, and raises Unavailable.
+    ``DurableLog.read_from`` keeps what it reads from being cut away. Where that happens all the same, it raises
+    Unavailable.
     """
 
     def __init__(self, log: DurableLog, after: int) -> None:
@@ -96,7 +97,7 @@ class LogReader:
         return header
 
     def _seek(self) -> None:
-        """Stand at the beginning of record ``_next``. Raises Unavailable."""
+        """Find the beginning of record ``_next``. Raises Unavailable."""
         self.close()
         holding: list[LogSegment] = [s for s in live_segments(self._log.path) if s.first <= self._next]
         if not holding:
@@ -119,7 +120,7 @@ class LogReader:
 
 
 class RecordParser:
-    """Makes records of the bytes that ``LogReader`` read elsewhere; used by one standby."""
+    """Makes records of the bytes that the LogReader of another process read. Used by one standby."""
 
     def __init__(self) -> None:
         self._buffer, self._other = bytearray(), bytearray()

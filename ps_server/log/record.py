@@ -43,7 +43,7 @@ class Header:
 
     #: Place of the record in the log, from 1; each is one more than the last.
     number: int
-    #: Rises each time a process opens the log: what an earlier life left behind a torn end is told from what follows.
+    #: Rises each time a process opens the log: it separates new records from those that an earlier life left there.
     life: int
     message_bytes: int
     payload_bytes: int
@@ -93,7 +93,7 @@ def padded(size: int) -> int:
 
 
 def record_bytes(payload_bytes: int) -> int:
-    """What a record with so much payload takes, at most."""
+    """The most bytes of a record with a payload of ``payload_bytes``."""
     return padded(HEADER_BYTES + MESSAGE_BYTES + payload_bytes)
 
 

@@ -53,7 +53,7 @@ class _HalfDone(Exception):
 
 
 def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
-    """Everything the directory holds. ``log_goes_on``: the log will be written all the time from now on.
+    """Recover everything in ``folder``. ``log_goes_on``: the log will be written all the time from now on.
 
     A step that raises is skipped, and its model is as before it. Raises as ``_recover``.
     """
@@ -67,9 +67,9 @@ def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
 
 
 def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool) -> Recovered:
-    """Everything the directory holds. ``careful``: models whose steps may raise.
+    """Recover everything in ``folder``. ``careful``: models whose steps may raise.
 
-    A record that was not finished is cut off, and said. Raises DamagedData; then nothing was changed.
+    A record that was not finished is cut off, with a log message. Raises DamagedData; then nothing was changed.
     """
     began = time.monotonic()
     shard = folder.identity.shard
@@ -187,7 +187,7 @@ def _forget(found: list[LogSegment], kept: list[LogSegment], head: LogHead | Non
 
 
 def _cut_off(end: End, head: LogHead | None, shard: int) -> None:
-    """Say which record is taken for one that was never finished, and leave nothing of it that could be misread."""
+    """Log which record counts as never finished, and erase what could be misread as a record."""
     descriptor = os.open(end.segment.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         for mark in end.marks:
@@ -200,8 +200,8 @@ def _cut_off(end: End, head: LogHead | None, shard: int) -> None:
         why = "its end was never written, as when a process is killed while it writes"
     else:
         why = (
-            "it cannot be told whether it was never finished, or damaged later, for the machine was started "
-            "again; a worker that was told of it will be refused"
+            "it was never finished, or damaged later: which, is unknown after a new start of the machine; a worker "
+            "that had it acknowledged will be refused"
         )
     place = f"{end.segment.path} at byte {end.offset}"
     logger.warning(
@@ -253,7 +253,7 @@ def _from_snapshot(snapshot: Snapshot, part: ModelPart, shard: int) -> ModelStat
 def _put_buckets(snapshot: Snapshot, part: ModelPart, model: ModelState) -> dict[int, npt.NDArray[np.int64]]:
     """By table, the last record that each bucket contains. Raises DamagedData.
 
-    A table is then at the update of its oldest bucket: when it rose from there, the records say.
+    A table is then at the update of its oldest bucket; the records of the log take it further.
     """
     tables, updates = model.replica.tables, dict[int, int]()
     numbers = {table: np.full(held.spec.buckets, np.iinfo(np.int64).max) for table, held in enumerate(tables)}

@@ -1,4 +1,4 @@
-"""Reads a log from its files: whole records in order, told where it ends torn and where it is damaged."""
+"""Reads the whole records of a log from its files, in order, and tells a torn end from damage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class End:
 
 
 class Scan:
-    """Iterated once, by recovery. ``end`` is known afterwards; None when there is no segment.
+    """The records of a log, iterated once by recovery. ``end`` is set afterwards; None without a segment.
 
     Raises DamagedData, naming segment and offset, when something is wrong that is not the end.
     """

@@ -122,7 +122,7 @@ def part_of(offset: int, pieces: Sequence[bytes | memoryview]) -> FilePiece:
 
 
 def models_to_json(models: Sequence[ModelPart]) -> list[Mapping[str, Any]]:
-    """What the manifest says of ``models``."""
+    """The part of the manifest about ``models``."""
     return [
         {
             "shard_map": _text(convert_model.shard_map_to_bytes(part.shard_map)),

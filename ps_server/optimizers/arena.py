@@ -33,9 +33,9 @@ class StateMemory:
     """
 
     def __init__(self, size: int, reserved: int, dtype: torch.dtype) -> None:
-        """With the pages of ``size`` elements, and address space for ``reserved`` where the system gives it.
+        """Allocate ``size`` elements, and reserve address space for ``reserved`` where the system gives it.
 
-        Raises OSError where it has no room.
+        Raises OSError where there is no room.
         """
         self.dtype = dtype
         least = max(size * dtype.itemsize, mmap.PAGESIZE)
@@ -49,11 +49,11 @@ class StateMemory:
         self.touch(size)
 
     def fits(self, size: int) -> bool:
-        """Whether so many elements have their place here."""
+        """Whether there is address space for ``size`` elements."""
         return size <= len(self._values)
 
     def touch(self, size: int) -> None:
-        """Have the pages of the first ``size`` elements, where they fit."""
+        """Allocate the pages of the first ``size`` elements, where they fit."""
         end = size * self.dtype.itemsize
         begin = self._touched_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         if self._touched_bytes < end <= len(self._mapping):
@@ -175,7 +175,7 @@ class Arena:
                 segment.parameter.grad = self._gradient(gradients, segment.first, segment.last)
 
     def detach(self) -> None:
-        """Let go of the gradients: their owner uses the memory again."""
+        """Drop the gradients: their owner uses the memory again."""
         for segment in self.segments:
             segment.parameter.grad = None
 
@@ -245,7 +245,7 @@ class Arena:
         self.arrange(optimizer, frozenset())
 
     def expect(self, names: Mapping[str, torch.dtype], size_bytes: int) -> None:
-        """Have memory for the state of an arena of ``size_bytes``; for ``names`` also where nothing is here yet.
+        """Allocate memory for the state of an arena of ``size_bytes``; for ``names`` also where there is no state yet.
 
         From any thread. Raises OSError where the system has no room.
         """
@@ -262,7 +262,7 @@ class Arena:
             memory.trim(self._size)
 
     def _put(self, optimizer: Optimizer, segment: ArenaSegment, found: State, counters: frozenset[str]) -> None:
-        """Make what ``found`` has of one slice its state."""
+        """Make the entries of ``found`` for one slice its state."""
         for name, tensor in found.get(self._indexes[segment.first], {}).items():
             if self._whole or name in counters:
                 value = tensor.clone()

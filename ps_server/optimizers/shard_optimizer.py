@@ -141,7 +141,7 @@ class ShardOptimizer:
         self._regroup()
 
     def expect(self, layout: Layout) -> None:
-        """Have memory for the state in the next ``layout``. From any thread. Raises OSError where there is no room."""
+        """Allocate memory for the state in the next ``layout``. From any thread. Raises OSError without room."""
         parameters = (span for span in layout.arenas if span.key.kind is Kind.PARAMETER)
         for arena, span in zip(self._arenas, parameters, strict=True):
             arena.expect(self._per_element(arena), span.end - span.begin)

@@ -19,11 +19,11 @@ _HIGHEST = {"step": float(1 << 53), "eta": LARGEST, "mu": 1.0, "mu_product": 1.0
 
 
 class StepSkipped(UnsupportedOptimizer):
-    """A step raised, and nothing is left of it: values and state are as before. The same step raises in a replay."""
+    """A step raised and was undone: values and state are as before it. The same step raises in a replay."""
 
 
 def skipped_step(error: Exception, optimizer: str) -> StepSkipped:
-    """What ``error``, raised by a step of ``optimizer`` that has been undone, is told as."""
+    """The error that workers get for ``error``, which a step of ``optimizer`` raised; the step has been undone."""
     return StepSkipped(
         f"a step of {optimizer} failed and was skipped; values and state are as before it",
         actual=f"{type(error).__name__}: {error}"[:300],

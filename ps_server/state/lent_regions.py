@@ -13,7 +13,9 @@ from ps_server.state.region import Region
 
 
 class LentRegions:
-    """Of one model; used on the event loop, ``take`` and ``touch`` in helper threads. Streams own what they took.
+    """The regions of one model that its workers write to. Streams own what they took.
+
+    Used on the event loop; ``take`` and ``touch`` are called in helper threads.
 
     A worker that opens its streams again after a move gets the memory that it has mapped already. After an outage it
     does not: a push that the shard holds may still be read from there.
@@ -45,22 +47,22 @@ class LentRegions:
         return regions
 
     def hold(self) -> None:
-        """The streams end, for slices move, and nothing is read here any more: keep what they had."""
+        """Keep the regions of streams that end because slices move; nothing is read from them any more."""
         for worker, refs in self._lent.items():
             if regions := [region for ref in refs if (region := ref()) is not None]:
                 self._kept[worker] = regions
 
     def keep(self, before: LentRegions) -> None:
-        """Lend what ``before``, by another layout, holds."""
+        """Lend the regions of ``before``, which has another layout."""
         self._kept, before._kept = before._kept, {}
 
     def members(self, live: Mapping[int, int]) -> None:
-        """The live workers: rank to incarnation. Nothing is kept for others."""
+        """Replace the live workers, rank to incarnation. Nothing is kept for others."""
         for worker in [key for key in self._kept if live.get(key.rank) != key.incarnation]:
             del self._kept[worker]
 
     def touch(self, size_bytes: int) -> None:
-        """Have memory for regions of this size in all that workers have. Raises OSError where there is none."""
+        """Call ``Region.touch`` for all regions of workers. Raises OSError where there is no room."""
         for refs in list(self._lent.values()):
             for region in [found for ref in refs if (found := ref()) is not None]:
                 region.touch(size_bytes)

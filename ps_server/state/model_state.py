@@ -61,6 +61,6 @@ class ModelState:
 
 
 def new_model(shard_map: ShardMap, shard: int) -> ModelState:
-    """A model that has just been placed. One of which nothing is here has all the values it will have."""
+    """A model that has just been placed. Without a slice on this shard it is complete."""
     layout = Layout.of(shard_map, shard)
     return ModelState(shard_map, Replica(layout), Tracker(Consistency()), initialised=not layout.holds_any)

@@ -60,13 +60,13 @@ class Region:
         return Region(layout, segment)
 
     def touch(self, size_bytes: int) -> None:
-        """Have memory for a layout of this size, if ``relaid`` may make one. Raises OSError as that."""
+        """Allocate memory for a layout of this size, where ``relaid`` can use it. Raises OSError without room."""
         if self.segment is not None and size_bytes <= len(self.segment.bytes):
             self.segment.touch(size_bytes)
 
     @property
     def unused_bytes(self) -> int:
-        """Bytes of memory that it holds beside those of its layout."""
+        """Bytes of its memory beside those of its layout."""
         return max(0, self.segment.touched_bytes - len(self.data)) if self.segment is not None else 0
 
     def trim(self) -> None:
@@ -130,7 +130,7 @@ class RegionPool:
 
     @property
     def spare(self) -> int:
-        """Regions held for the next taker."""
+        """Regions that wait for the next taker."""
         return len(self._spare)
 
     def take(self) -> Region:
@@ -163,7 +163,7 @@ class RegionPool:
                 self._keep(relaid)
 
     def hold(self) -> None:
-        """The streams end, for slices move: keep the memory reserved for them until ``continue_in``."""
+        """Keep the memory of streams that end because slices move, until ``continue_in``."""
         with self._lock:
             self._expected, self._expects_sharing = self._streams, self._sharing > 0
 
@@ -176,7 +176,7 @@ class RegionPool:
             successor.adopt(region)
 
     def touch(self, size_bytes: int) -> None:
-        """Have memory for regions of this size in all there are. Raises OSError as ``Region.touch``."""
+        """Call ``Region.touch`` for all regions of the pool. Raises OSError where there is no room."""
         with self._lock:
             regions = list(self._made)
         for region in regions:

@@ -47,7 +47,10 @@ class Step:
 
 
 class Replica:
-    """Called by the shard's executor, by recovery and by a standby, one call at a time, from any thread."""
+    """The values and optimizer state of one model on one shard.
+
+    The shard's executor, recovery or a standby calls it, one call at a time, from any thread.
+    """
 
     def __init__(self, layout: Layout, region: Region | None = None) -> None:
         """``region``: memory with the values; None: new memory, zeroed.
@@ -88,7 +91,7 @@ class Replica:
             blend_buffers(self.region, step.gradients, step.buffer_weight)
 
     def _check_rows(self, step: Step) -> None:
-        """Before anything changes: what the arguments of rows mean. From there on rows do not raise."""
+        """Check the arguments of rows before anything changes: updates of rows do not raise afterwards."""
         for rows in step.tables:
             spec = self.tables[rows.table].spec
             try:
@@ -142,12 +145,12 @@ class Replica:
         self._optimizer.follow(before._optimizer, staying, entries)
 
     def touch(self, layout: Layout) -> None:
-        """Have memory for the next ``layout``. From any thread. Raises OSError where there is no room."""
+        """Allocate memory for the next ``layout``. From any thread. Raises OSError where there is no room."""
         self.region.touch(layout.region_bytes)
         self._optimizer.expect(layout)
 
     def state_bytes(self, slices: Sequence[SliceSpan]) -> int:
-        """About what the optimizer's state of ``slices``, of any layout of the model, takes. From any thread."""
+        """About how many bytes the optimizer's state of ``slices`` takes, of any layout. From any thread."""
         return self._optimizer.state_bytes(slices)
 
     def trim(self) -> None:

@@ -23,10 +23,9 @@ class Shift:
 
 
 def shifts(wanted: Iterable[Shift]) -> list[Shift] | None:
-    """Those of ``wanted``, which are in order of ``begin``, that do not stay in place.
+    """The ``wanted`` shifts that move bytes, in an order in which none overwrites what a later one reads.
 
-    In an order in which none overwrites what another still reads. None: there is no such order, for slices change
-    places with each other.
+    ``wanted`` is in order of ``begin``. None: there is no such order, because slices change places with each other.
     """
     left: list[Shift] = []
     right: list[Shift] = []

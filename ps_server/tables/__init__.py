@@ -35,7 +35,7 @@ _COMPILED = {"ShardTable": "table", "prepared": "row_optimizers"}
 def warm_up(spec: TableSpec, on_kernel: Callable[[str], None] = lambda function: None) -> None:
     """Compile or load what a table of this kind needs, so that serving never waits for it. Takes seconds once.
 
-    ``on_kernel`` is told the name of each function that is ready.
+    ``on_kernel`` is called with the name of each function that is ready.
     """
     from ps_protocol.model import kernels
 

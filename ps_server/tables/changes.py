@@ -15,7 +15,7 @@ KEPT_CHANGES = 1 << 20
 
 
 class Changes:
-    """Numbers deletions and arrivals of one table, from 1. Owned by its ShardTable, used by the executor."""
+    """Numbers the deletions and arrivals of one table, from 1. Its ShardTable owns it; the executor uses it."""
 
     def __init__(self, buckets: int) -> None:
         #: Of the newest change.

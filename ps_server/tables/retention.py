@@ -54,7 +54,7 @@ def admitted(life: RowLife, seed: int, ids: Ids, uses: npt.NDArray[np.uint32], u
 class Calendar:
     """Converts seconds to updates of a table. Owned by one ShardTable.
 
-    It knows what it was told since the process began: rows from before have been used then at the latest.
+    It knows the times since the process began; rows from before count as used at that moment.
     """
 
     def __init__(self, life: RowLife) -> None:

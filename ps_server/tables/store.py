@@ -39,7 +39,10 @@ class RecentLookup:
 
 
 class RecentLookups:
-    """Part of one RowStore. Rows keep their numbers until one is removed, which has to ``forget`` all."""
+    """The last lookups of one RowStore: a worker pushes to rows that it has just pulled.
+
+    Rows keep their numbers until one is removed; then the store calls ``forget``.
+    """
 
     def __init__(self) -> None:
         self._kept: deque[RecentLookup] = deque(maxlen=_KEPT)
@@ -249,7 +252,7 @@ class RowStore:
     def prepare(self, ids: Ids) -> bool:
         """Do a part of what an ``insert`` of ``ids``, which were just looked up, would do; whether more is left.
 
-        Nobody notices but by the time that it takes.
+        The content of the store does not change; the ``insert`` takes less time.
         """
         if (known := self._recent.of(ids)) is None:
             return False

@@ -1,4 +1,4 @@
-"""Owns the ids of a table that were used and have no row yet, for tables that admit an id after several uses."""
+"""The ids of a table that were used and have no row yet, where an id is admitted after several uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Uses = npt.NDArray[np.uint32]
 
 
 class WaitingIds:
-    """Part of one ShardTable, and used as that is."""
+    """The waiting ids of one ShardTable, which calls it in the executor."""
 
     def __init__(self, buckets: int) -> None:
         self._store = RowStore(buckets, 0, with_uses=True)

@@ -195,7 +195,7 @@ def test_after_a_start_of_the_machine_a_damaged_last_record_is_cut_off_and_said_
     monkeypatch.setattr("ps_server.log.head.boot_id", lambda: "another")
     with opened(shard.parent) as (_, found):
         assert (found.number, found.promised) == (8, False)
-    assert f"{path} at byte {last}; it cannot be told whether it was never finished, or damaged later" in caplog.text
+    assert f"{path} at byte {last}; it was never finished, or damaged later: which, is unknown" in caplog.text
     # Nothing is left of it that the next start could take for damage.
     with opened(shard.parent) as (_, found):
         assert (found.number, found.promised) == (8, True)

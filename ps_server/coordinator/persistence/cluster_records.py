@@ -52,7 +52,7 @@ class ClusterRecords:
     shards: int = 1
     #: Those of them that hold no slices.
     spare: frozenset[int] = frozenset()
-    #: The move of slices that was under way. It is not continued, but shards have to be told so.
+    #: The move of slices that was under way. It is not continued; a new view informs the shards.
     moving: str = ""
     #: Models that were released, with the last epoch of their shard maps.
     released_models: Mapping[str, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class ClusterRecords:
     uses: Uses = field(default_factory=dict)
     #: Of a finished job: everything that is written at its end is on disk.
     released: bool = False
-    #: What the job was told to have.
+    #: The size that was requested for the job.
     wanted: WantedSize = field(default_factory=WantedSize)
 
 
@@ -78,7 +78,7 @@ def changed_rows(before: ClusterRecords | None, after: ClusterRecords) -> dict[s
 
 
 def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
-    """What the rows of the journal ``where`` say; None for an empty one. Raises DamagedData naming the row."""
+    """The records in the rows of the journal ``where``; None for an empty one. Raises DamagedData naming the row."""
     if not rows:
         return None
     reading = "cluster"

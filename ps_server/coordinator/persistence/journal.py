@@ -43,10 +43,10 @@ COMMIT;
 
 
 class Journal:
-    """Used by the driver, from the thread that opened it. One process at a time has it open.
+    """The rows of one coordinator. The driver uses it, in the thread that opened it; one process has it open at a time.
 
     A write is whole or not at all, and survives ``kill -9`` and loss of power: write-ahead log, synchronous=FULL.
-    Rows that are replaced take no new room. SQLite drops the end of a damaged write-ahead log without a word; so a
+    Rows that are replaced take no new room. SQLite drops the end of a damaged write-ahead log without an error; so a
     journal counts its commits, and the witness beside it and the marks that members have show that some are missing.
     """
 
@@ -66,7 +66,7 @@ class Journal:
 
         ``accept_older``: go on although commits are missing. Raises ConfigError when the folder cannot be written to,
         another process has the journal open, or it has another format; DamagedData when the files are not a whole
-        journal, or one that ends before its last commit. None of these changes what they say.
+        journal, or one that ends before its last commit. None of these changes the files.
         """
         path = folder / FILE_NAME
         try:
@@ -157,7 +157,7 @@ class Journal:
         return self._lineage.mark()
 
     def check_mark(self, mark: bytes) -> None:
-        """Raises DamagedData when ``mark``, which a member was told, proves that commits are missing here.
+        """Raises DamagedData when ``mark``, which a member received, proves that commits are missing here.
 
         A mark of another journal, or that no coordinator made, proves nothing.
         """

@@ -46,7 +46,7 @@ class JournalStart:
 
     name: bytes
     first_commit: int
-    #: It was told to continue although earlier commits may be missing.
+    #: It continues although earlier commits may be missing (``--accept-older-journal``).
     accepts_loss: bool = False
 
 
@@ -69,7 +69,7 @@ class Lineage:
 
     @classmethod
     def new(cls) -> Lineage:
-        """Of a journal without commits."""
+        """The history of a journal without commits."""
         return cls(secrets.token_bytes(8), secrets.token_bytes(16))
 
     @property
@@ -115,7 +115,7 @@ class Lineage:
         return hashlib.blake2b(body, digest_size=_MAC_BYTES, key=self.key).digest()
 
     def encode(self) -> bytes:
-        """As a row."""
+        """Encode as a row of the journal."""
         plain = {
             "journal": self.journal.hex(),
             "key": self.key.hex(),
@@ -155,9 +155,9 @@ class WitnessRecord:
 
 
 class Witness:
-    """Used by the journal. Written after each commit, without waiting for the disk.
+    """The file with the last commit. The journal writes it after each commit, without waiting for the disk.
 
-    So it may be behind the journal after a loss of power, but never ahead: what it names was on disk.
+    After a loss of power it may be behind the journal, but never ahead: the commit that it names was on disk.
     """
 
     def __init__(self, path: Path) -> None:

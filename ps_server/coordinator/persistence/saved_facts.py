@@ -52,7 +52,7 @@ def _fact(checkpoint: Checkpoint, name: str, read: Callable[[Any], T]) -> T:
         return read(checkpoint.manifest.facts[name])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedData(
-            f"{checkpoint.folder} does not say the {name} of its job",
+            f"{checkpoint.folder} does not hold the {name} of its job",
             expected=f"the {name}, as a coordinator writes it",
             actual=repr(error)[:200],
             remedy="restore another checkpoint, or a copy of this one",

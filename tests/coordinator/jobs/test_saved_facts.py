@@ -34,7 +34,7 @@ def test_what_a_coordinator_wrote_is_read() -> None:
 def test_anything_else_is_one_typed_error(name: str, wrong: Any) -> None:
     read = {"phase": saved_phase, "data": saved_data, "seed": saved_seed}[name]
     for facts in ({**RIGHT, name: wrong}, {key: value for key, value in RIGHT.items() if key != name}):
-        with pytest.raises(DamagedData, match=f"does not say the {name}") as refused:
+        with pytest.raises(DamagedData, match=f"does not hold the {name}") as refused:
             read(checkpoint_with(facts))
         assert refused.value.remedy
 
