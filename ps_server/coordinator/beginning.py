@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ps_protocol.logs import EventLogger
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.coordinator import times
-from ps_server.coordinator.data.data_leases import DataLeases
-from ps_server.coordinator.exchanges.exchanges import Exchanges
+from ps_server.coordinator.data_leases import DataLeases
+from ps_server.coordinator.exchanges import Exchanges
 from ps_server.coordinator.persistence.cluster_records import ClusterRecords, from_rows
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.persistence.saved_facts import saved_data, saved_phase

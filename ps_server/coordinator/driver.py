@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.scaling import ScaleAsk
@@ -27,24 +29,49 @@ from ps_protocol.cluster.view import (
 )
 from ps_protocol.errors import PlaceTaken, Unavailable
 from ps_protocol.logs import EventLogger
+from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.coordinator.beginning import begin
 from ps_server.coordinator.changes import StateChange
-from ps_server.coordinator.counters import CoordinatorCounters
 from ps_server.coordinator.event_log import EventLog
 from ps_server.coordinator.lease_timer import LeaseTimer
-from ps_server.coordinator.membership.member_streams import MemberStreams
 from ps_server.coordinator.membership.scaling import WantedSize, scaled
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.persistence.saved_facts import place_as_saved
 from ps_server.coordinator.placement.declaration import PlacementPlan
-from ps_server.coordinator.releasing import ModelReleases
 from ps_server.coordinator.settings import ClusterSettings
-from ps_server.coordinator.views.publisher import Publisher
+from ps_server.coordinator.views import Publisher
 
 logger = EventLogger(__name__)
+
+
+@dataclass(slots=True)
+class CoordinatorCounters:
+    """Since this process began. Written and read on the coordinator's event loop."""
+
+    joins: Counter[Role] = field(default_factory=Counter)
+    lease_expirations: Counter[Role] = field(default_factory=Counter)
+    mode_changes: int = 0
+    #: From a worker's arrival until the barrier opened for it, in seconds.
+    barrier_wait: Histogram = field(default_factory=Histogram)
+    #: By rank: incarnation, phase and time of the arrival at a barrier; None once it has opened.
+    _arrivals: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
+
+    def arrives(self, rank: int, incarnation: int, phase: int, now: float) -> None:
+        """A worker reaches the barrier that ends ``phase``; a repetition changes nothing."""
+        known = self._arrivals.get(rank)
+        if known is None or known[:2] != (incarnation, phase):
+            self._arrivals[rank] = incarnation, phase, now
+
+    def passes(self, rank: int, now: float) -> None:
+        """The barrier that it waited for has opened; a repetition changes nothing."""
+        incarnation, phase, since = self._arrivals.get(rank, (0, 0, None))
+        if since is not None:
+            self._arrivals[rank] = incarnation, phase, None
+            self.barrier_wait.observe(now - since)
+
 
 T = TypeVar("T")
 
@@ -88,10 +115,6 @@ class Driver:
             self.events.add(f"the coordinator continues from its journal, with {len(begun.state.view.members)} members")
         self._tell_of_members()
         self._publisher = Publisher(begun, journal, clock)
-        #: Ends the use of models.
-        self.releases = ModelReleases(self._state, self._publisher, self._settle)
-        #: On which members follow the cluster.
-        self.streams = MemberStreams(self._state.membership, clock)
         self._timer = LeaseTimer(self._state.membership, settings.heartbeat_seconds, clock, self._settle_expired)
         #: What has happened since this process began.
         self.counters = CoordinatorCounters()
@@ -165,6 +188,14 @@ class Driver:
         """See MembershipState.leave."""
         self._settle(self._state.membership.leave(role, index, incarnation, why, self._clock()))
 
+    def stream_opened(self, role: Role, index: int, incarnation: int) -> None:
+        """See MembershipState.connected. The process need not be a member any more."""
+        self._state.membership.connected(role, index, incarnation)
+
+    def stream_ended(self, role: Role, index: int, incarnation: int) -> None:
+        """See MembershipState.disconnected. The process need not be a member any more."""
+        self._state.membership.disconnected(role, index, incarnation, self._clock())
+
     def check_member(self, role: Role, index: int, incarnation: int) -> None:
         """Raises Fenced unless this is a live member."""
         self._state.membership.find(role, index, incarnation)
@@ -225,6 +256,29 @@ class Driver:
     def shard_maps(self) -> Mapping[str, ShardMap]:
         """Where each model is placed."""
         return self._state.placement.shard_maps
+
+    async def close_model(
+        self, rank: int, incarnation: int, ask: ClosedModelAsk, wait_seconds: float
+    ) -> Collection[int]:
+        """See PlacementState.close; then wait up to ``wait_seconds`` (30 s at most) until no worker uses the model.
+
+        Returns the ranks of those that do. Raises Fenced.
+        """
+        model, epoch = ask.model, ask.epoch
+        placement = self._state.placement
+        worker = self._state.membership.find(Role.WORKER, rank, incarnation)
+        self._settle(placement.close(worker, model, epoch))
+
+        def users() -> Collection[int]:
+            return (
+                () if self.view.was_released(model, epoch) else placement.uses.ranks(model, self.view.live(Role.WORKER))
+            )
+
+        return await self._publisher.repeat(users, lambda ranks: not ranks, wait_seconds)
+
+    def release_model(self, model: str, epoch: int = 0) -> int:
+        """See PlacementState.release."""
+        return self._settle(self._state.placement.release(model, epoch))
 
     def begin_move(self, move: str) -> int:
         """See PlacementState.begin_move."""

@@ -34,7 +34,7 @@ from ps_server.coordinator.jobs.release_runner import ReleaseRunner
 from ps_server.coordinator.membership.sessions import SessionIssuer
 from ps_server.coordinator.placement.job_limits import NAME_REMEDY, check_length
 from ps_server.coordinator.placement.move_plan import Wish
-from ps_server.coordinator.views.view_encoder import ViewEncoder
+from ps_server.coordinator.views import ViewEncoder
 from ps_server.limits import LimitCounts
 from ps_server.serving.authorization import check_member, current_caller
 from ps_server.serving.rpc_errors import translated
@@ -143,9 +143,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 check_member(role, request.index, request.incarnation)
 
                 def ended(_: object) -> None:
-                    self._driver.streams.ended(role, request.index, request.incarnation)
+                    self._driver.stream_ended(role, request.index, request.incarnation)
 
-                self._driver.streams.opened(role, request.index, request.incarnation)
+                self._driver.stream_opened(role, request.index, request.incarnation)
                 context.add_done_callback(ended)  # type: ignore[arg-type]
             before: ClusterView | None = None
             async for view in self._driver.views(request.known_revision, request.journal_mark):

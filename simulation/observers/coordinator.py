@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ps_protocol.cluster.view import Member, Role
-from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.data_leases import DataLeases
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.service import CoordinatorService

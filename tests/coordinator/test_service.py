@@ -91,7 +91,7 @@ def test_a_heartbeat_is_told_when_the_next_one_is_due(
     client: CoordinatorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = worker(client, 0)
-    monkeypatch.setattr("ps_server.coordinator.membership.heartbeat_pace.BEATS_PER_SECOND", 0.5)
+    monkeypatch.setattr("ps_server.coordinator.membership.state.BEATS_PER_SECOND", 0.5)
     assert client.heartbeat(member, MemberStats()).next_seconds == 2.0
 
 

@@ -9,13 +9,12 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.wire.codecs import ErrorFeedback, PayloadCodec
 from ps_server.consistency import Position, Tracker, Verdict
 from ps_server.consistency.modes import Ssp, Sync
-from ps_server.coordinator.data.data_leases import DataLeases
-from ps_server.coordinator.data.interval_set import IntervalSet
+from ps_server.coordinator.data_leases import DataLeases, IntervalSet
 from ps_server.coordinator.jobs import checkpoints
 from ps_server.coordinator.jobs.quiesce import Quiesce
-from ps_server.coordinator.membership import durability_ledger
-from ps_server.coordinator.membership.barrier import Barrier
-from ps_server.coordinator.views.publisher import Publisher
+from ps_server.coordinator.membership import state as durability_ledger
+from ps_server.coordinator.membership.state import Barrier
+from ps_server.coordinator.views import Publisher
 from ps_server.log import recovery
 from ps_server.log.durable import DurableLog
 from ps_server.shard import registry

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from ps_protocol.model.spec import Consistency, Mode
+from ps_server.coordinator.driver import ModelReleases
 from ps_server.coordinator.jobs import move_runner
 from ps_server.coordinator.jobs.quiesce import check_same_position
-from ps_server.coordinator.releasing import ModelReleases
 from ps_server.shard import registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.state import reshard

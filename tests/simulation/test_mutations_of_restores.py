@@ -6,7 +6,7 @@ Costs about 10 CPU s.
 from ps_server.consistency import TrackerState
 from ps_server.consistency.events import START
 from ps_server.coordinator import beginning, driver
-from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.data_leases import DataLeases
 from ps_server.coordinator.jobs import checkpoints
 from ps_server.shard import placing, quiesce
 from simulation.plan import Fault, Size

@@ -1,17 +1,232 @@
-"""Decides when a worker counts as slow, and when workers are asked for; with ``hot_shards`` all of the policy: pure."""
+"""Decides when a worker counts as slow, a shard as hot, and when workers are requested. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Generic, TypeVar
 
 from ps_protocol.retry import WORKERS
 from ps_server.coordinator import times
-from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook
-from ps_server.coordinator.elasticity.holding import Holding
-from ps_server.coordinator.elasticity.hot_shards import HotShards
+from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook, Relieve
 from ps_server.settings import setting
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Holding(Generic[K]):
+    """Called by the policy, with rising times in seconds."""
+
+    def __init__(self, seconds: float, part: float = 0.0, longest_seconds: float = 0.0) -> None:
+        """``seconds``: for how long a condition has to hold, and to be over.
+
+        ``part``: for so much of the time at least that the state lasted before, but for no longer than
+        ``longest_seconds``. What noise brings about now and then does not count in the end.
+        """
+        self._seconds = seconds
+        self._part, self._longest = part, longest_seconds
+        self._on: set[K] = set()
+        #: Since when the state is what it is.
+        self._entered: dict[K, float] = {}
+        #: Since when the other state holds.
+        self._since: dict[K, float] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._on
+
+    def forget(self, keys: Collection[K]) -> None:
+        """Keep only these."""
+        self._on &= set(keys)
+        self._since = {key: since for key, since in self._since.items() if key in keys}
+        self._entered = {key: since for key, since in self._entered.items() if key in keys}
+
+    def changed(self, key: K, *, on: bool, off: bool, now: float) -> bool:
+        """Whether the state of ``key`` changes now. ``on``: the condition holds; ``off``: it is over for certain.
+
+        Between the two, where neither is so, the state stays.
+        """
+        entered = self._entered.setdefault(key, now)
+        if not (off if key in self._on else on):
+            self._since.pop(key, None)
+            return False
+        since = self._since.setdefault(key, now)
+        if now - since < max(self._seconds, min(self._part * (since - entered), self._longest)):
+            return False
+        del self._since[key]
+        self._on ^= {key}
+        self._entered[key] = now
+        return True
+
+
+HOT, NOT_HOT = 1.5, 1.2
+"""Times the mean traffic, or the mean queue: a shard above the first is hot by it, until it is below the second."""
+
+HOLD_PART = 1 / 60
+"""A shard is hot, or not any more, once it has been so for ``times.HOLD_SECONDS``, and for this part of the time
+before, ``times.LONGEST_HOLD_SECONDS`` at most. Noise that crosses a bound now and then does so in the first hour, or
+does not count any more."""
+
+LEAST_TRAFFIC = 1e6
+"""Bytes per second below which the traffic of a shard is no reason."""
+
+LEAST_QUEUE = 0.5
+"""Pushes that wait, on average, below which the queue of a shard is no reason."""
+
+QUEUE_PART = 0.1
+"""Of what it holds a shard gives so much for its queue: how its queue depends on what it holds is not known."""
+
+
+USELESS = 0.9
+"""A move that leaves more than this part of the excess was of no use: that shard is left alone until it cools down."""
+
+MOVES_PER_HOUR = 6
+
+
+class _Measure:
+    """Traffic, or queues: what shards are judged by. Changed by HotShards."""
+
+    def __init__(self, least: float, useless: str) -> None:
+        """``least``: below it no shard is hot. ``useless``: what a move did not do."""
+        self.least, self.useless = least, useless
+        self.hot: Holding[int] = Holding(times.HOLD_SECONDS, HOLD_PART, times.LONGEST_HOLD_SECONDS)
+        #: Shards that moves do not help.
+        self.left_alone: set[int] = set()
+
+    def judge(self, values: Mapping[int, float], seen: Callable[[int], str], now: float) -> Iterator[Decision]:
+        """Tell which shards have become hot by this, or have cooled down. ``seen``: the numbers of a shard."""
+        mean = fmean(values.values())
+        for shard, value in sorted(values.items(), key=lambda each: (-each[1], each[0])):
+            on, off = value > max(HOT * mean, self.least), value < self._calm_below(mean)
+            if self.hot.changed(shard, on=on, off=off, now=now):
+                if shard in self.hot:
+                    yield Decision(f"shard {shard} is hot: {seen(shard)}", warning=True)
+                else:
+                    self.left_alone.discard(shard)
+                    yield Decision(f"shard {shard} is not hot any more: {seen(shard)}")
+
+    def forget(self, shards: Collection[int]) -> None:
+        """Keep only these."""
+        self.hot.forget(shards)
+        self.left_alone &= set(shards)
+
+    def may_give(self, shard: int, value: float, mean: float) -> bool:
+        """Whether ``shard`` is hot by this, still, and moves may help."""
+        return shard in self.hot and shard not in self.left_alone and value > self._calm_below(mean)
+
+    def _calm_below(self, mean: float) -> float:
+        return max(NOT_HOT * mean, NOT_HOT / HOT * self.least)
+
+
+class HotShards:
+    """Part of ElasticPolicy, which calls it with rising times in seconds while the job trains."""
+
+    def __init__(self, *, rebalance: bool) -> None:
+        """``rebalance``: whether hot shards are to give something away."""
+        self._rebalance = rebalance
+        self._traffic = _Measure(LEAST_TRAFFIC, "lower its traffic")
+        self._queue = _Measure(LEAST_QUEUE, "shorten its queue")
+        #: Times of the last moves.
+        self._moves: deque[float] = deque(maxlen=MOVES_PER_HOUR)
+        #: By the shard that gave and the one that took: when that was last.
+        self._given: dict[tuple[int, int], float] = {}
+        #: The last move: for what, of which shard, and how far that was above the mean, or how many pushes waited.
+        self._moved: tuple[_Measure, int, float] | None = None
+        self._judge_from = float("-inf")
+
+    def decide(self, look: JobLook, now: float) -> Iterator[Decision]:
+        """What follows from the traffic and the queues of ``look``."""
+        for measure in (self._traffic, self._queue):
+            measure.forget(look.traffic)
+        self._given = {
+            pair: at
+            for pair, at in self._given.items()
+            if now - at < times.GIVEN_SECONDS and look.traffic.keys() >= {*pair}
+        }
+        if look.moving:
+            self._judge_from = now + times.SETTLE_SECONDS
+        if now < self._judge_from or len(look.traffic) < 2:
+            return
+        queues = {shard: look.queued_pushes.get(shard, 0.0) for shard in look.traffic}
+        mean, queue_mean = fmean(look.traffic.values()), fmean(queues.values())
+
+        def traffic_seen(shard: int) -> str:
+            return f"{look.traffic[shard] / 1e6:.1f} MB/s, the mean is {mean / 1e6:.1f}"
+
+        def queue_seen(shard: int) -> str:
+            nbytes = look.queued_bytes.get(shard, 0.0)
+            return f"{queues[shard]:.1f} pushes ({nbytes / 1e6:.1f} MB) wait, the mean is {queue_mean:.1f}"
+
+        yield from self._traffic.judge(look.traffic, traffic_seen, now)
+        yield from self._queue.judge(queues, queue_seen, now)
+        if self._rebalance:
+            yield from self._for_traffic(look.traffic, mean, now)
+        if self._rebalance and now >= self._judge_from:
+            yield from self._for_queue(look.traffic, mean, queues, queue_mean, now)
+
+    def _for_traffic(self, traffic: Mapping[int, float], mean: float, now: float) -> Iterator[Decision]:
+        hottest = max(traffic, key=lambda shard: (traffic[shard], -shard))
+        if not self._traffic.may_give(hottest, traffic[hottest], mean):
+            return
+        takers = [shard for shard in self._takers(hottest, traffic) if traffic[shard] < mean]
+        if not takers:
+            yield from self._leave_alone(self._traffic, hottest)
+            return
+        to = min(takers, key=lambda shard: (shard in self._queue.hot, traffic[shard], shard))
+        # As much as brings neither of the two across the mean.
+        part = min(traffic[hottest] - mean, mean - traffic[to]) / traffic[hottest]
+        seen = f"{traffic[hottest] / 1e6:.1f} MB/s, {traffic[to] / 1e6:.1f} there"
+        yield from self._move(self._traffic, hottest, traffic[hottest] / mean - 1.0, to, part, seen, now)
+
+    def _for_queue(
+        self, traffic: Mapping[int, float], mean: float, queues: Mapping[int, float], queue_mean: float, now: float
+    ) -> Iterator[Decision]:
+        slowest = max(traffic, key=lambda shard: (queues[shard], -shard))
+        if not self._queue.may_give(slowest, queues[slowest], queue_mean) or not traffic[slowest]:
+            return
+        takers = [shard for shard in self._takers(slowest, traffic) if queues[shard] < queue_mean]
+        if not takers:
+            yield from self._leave_alone(self._queue, slowest)
+            return
+        to = min(takers, key=lambda shard: (queues[shard], traffic[shard], shard))
+        # Never so much that the other has more traffic than shards may have: it would have to give it on.
+        room = NOT_HOT * mean - traffic[to]
+        if room > 0.0:
+            part = min(QUEUE_PART, room / traffic[slowest])
+            seen = f"{queues[slowest]:.1f} pushes wait, {queues[to]:.1f} there"
+            yield from self._move(self._queue, slowest, queues[slowest], to, part, seen, now)
+
+    def _takers(self, shard: int, shards: Iterable[int]) -> list[int]:
+        """Those of ``shards`` from which nothing came to ``shard``, also not by way of others."""
+        sources, found = {shard}, {shard}
+        while found:
+            found = {giver for giver, taker in self._given if taker in found} - sources
+            sources |= found
+        return [each for each in shards if each not in sources]
+
+    def _leave_alone(self, measure: _Measure, shard: int) -> Iterator[Decision]:
+        """A move back would be followed by one like that which brought it here."""
+        measure.left_alone.add(shard)
+        yield Decision(f"shard {shard} is left alone: it took slices of all that have less", warning=True)
+
+    def _move(
+        self, measure: _Measure, shard: int, excess: float, to: int, part: float, seen: str, now: float
+    ) -> Iterator[Decision]:
+        """A move, unless there were too many, or the last one, of the same shard for the same, was of no use."""
+        if self._moved is not None and self._moved[:2] == (measure, shard) and excess > USELESS * self._moved[2]:
+            measure.left_alone.add(shard)
+            self._moved = None
+            yield Decision(f"shard {shard} is left alone: moving slices did not {measure.useless}", warning=True)
+            return
+        if len(self._moves) == MOVES_PER_HOUR and now - self._moves[0] < 3600.0:
+            return
+        self._moves.append(now)
+        self._given[shard, to] = now
+        self._moved, self._judge_from = (measure, shard, excess), now + times.SETTLE_SECONDS
+        yield Relieve(f"{part:.0%} of shard {shard} moves to shard {to}: {seen}", shard=shard, to=to, part=part)
+
 
 SLOW, NOT_SLOW = 0.5, 0.7
 """Of the median speed of the others: a worker below the first is slow, until it is above the second."""

@@ -8,17 +8,46 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
+from ps_protocol.cluster.job_state import current_members, state_of
+from ps_protocol.cluster.scaling import ENDED
+from ps_protocol.cluster.view import ClusterStatus, Role
 from ps_protocol.errors import PsError
 from ps_protocol.logs import EventLogger
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, Relieve
+from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook, Relieve
 from ps_server.coordinator.elasticity.engines.base import WorkerEngine
-from ps_server.coordinator.elasticity.look import look_of
 from ps_server.coordinator.elasticity.policy import ElasticPolicy, ElasticSettings
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.placement.move_plan import Wish
 
 logger = EventLogger(__name__)
+
+
+def look_of(status: ClusterStatus) -> JobLook:
+    """The job as it is. A worker or shard that is busy with something else than steps is not judged by its speed."""
+    view = status.view
+    workers = [(entry, state_of(entry)) for entry in current_members(status, Role.WORKER)]
+    shards = [entry for entry in current_members(status, Role.SHARD) if entry.member.index in view.used_shards]
+    working = all(state_of(entry) == "live" for entry in shards) and len(shards) == len(view.used_shards)
+    lost = frozenset(
+        entry.member.index
+        for entry, state in workers
+        if state in ("lost", "failed", "stopped") and not entry.gone.endswith(ENDED)
+    )
+    return JobLook(
+        training=view.started and not view.finished and working,
+        waiting=not view.started and not view.finished and working and bool(lost),
+        speeds={
+            entry.member.index: entry.stats.steps_per_second for entry, state in workers if state in ("live", "busy")
+        },
+        traffic={entry.member.index: entry.stats.bytes_per_second for entry in shards},
+        queued_pushes={entry.member.index: entry.stats.queued_pushes for entry in shards},
+        queued_bytes={entry.member.index: entry.stats.queued_bytes for entry in shards},
+        moving=bool(view.moving),
+        lost=lost,
+        left=sum(state == "left" for _, state in workers),
+        wanted=view.wanted_workers,
+    )
 
 
 class ElasticityRunner:

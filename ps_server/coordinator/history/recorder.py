@@ -3,27 +3,159 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
 from ps_protocol.cluster.view import ClusterStatus, MemberStatus, Role
 from ps_protocol.errors import DamagedData
 from ps_protocol.logs import EventLogger
+from ps_protocol.model.spec import ShardMap
 from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.history.curve_book import CurveBook
+from ps_server.coordinator.history.curve_book import CurveBook, Key, Spread
 from ps_server.coordinator.history.history_file import HistoryFile, SavedHistory
-from ps_server.coordinator.history.placement import placement_of
-from ps_server.coordinator.history.rate_window import RateWindow
-from ps_server.coordinator.history.sample import sample
 from ps_server.glance.alerts import Alert
 from ps_server.glance.job import glance_of
+from ps_server.glance.workers import clock_now, has_stepped
 
 logger = EventLogger(__name__)
+
+STEPS, SAMPLES, BYTES = "steps/s", "samples/s", "bytes/s"
+STALENESS, SPREAD, WORKERS = "staleness", "clock spread", "workers"
+
+
+def sample(status: ClusterStatus) -> dict[Key, Spread]:
+    """Sums of rates over live members, bounds over live workers, and what scripts report, by name of the curve."""
+    live = [entry for entry in status.members if not entry.gone]
+    workers = [entry for entry in live if entry.member.role is Role.WORKER]
+    shards = [entry for entry in live if entry.member.role is Role.SHARD]
+    found = {
+        (STEPS, False): _total(entry.stats.steps_per_second for entry in workers),
+        (SAMPLES, False): _total(entry.stats.samples_per_second for entry in workers),
+        (BYTES, False): _total(entry.stats.bytes_per_second for entry in shards),
+        (WORKERS, False): _one(len(workers)),
+    }
+    if workers:
+        found[STALENESS, False] = spread_of(entry.stats.staleness for entry in workers)
+        found[SPREAD, False] = _one(clock_spread(workers))
+    for role, suffix in ((Role.WORKER, ""), (Role.EVALUATOR, " (evaluator)")):
+        reports: dict[str, list[float]] = {}
+        for entry in live:
+            if entry.member.role is role:
+                for name, value in entry.stats.metrics.items():
+                    reports.setdefault(name + suffix, []).append(value)
+        found |= {(name, True): spread_of(values) for name, values in reports.items()}
+    return found
+
+
+def clock_spread(workers: Sequence[MemberStatus]) -> int:
+    """By about how many steps the first worker is ahead of the last, of those in the highest phase.
+
+    A worker that has not pushed since it joined, as in a job that goes on, has no clock yet.
+    """
+    stepped = [entry for entry in workers if has_stepped(entry)]
+    phase = max((entry.stats.phase for entry in stepped), default=0)
+    clocks = [clock_now(entry) for entry in stepped if entry.stats.phase == phase]
+    return round(max(clocks) - min(clocks)) if clocks else 0
+
+
+def spread_of(values: Iterable[float]) -> Spread:
+    """Values that are not finite count as nothing."""
+    spread = Spread()
+    for value in values:
+        if math.isfinite(value):
+            spread.take(value, value, value)
+    return spread
+
+
+def _one(value: float) -> Spread:
+    return spread_of((value,))
+
+
+def _total(values: Iterable[float]) -> Spread:
+    return _one(sum(value for value in values if math.isfinite(value)))
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Totals:
+    #: Time and total, oldest first; only the first may be older than the window.
+    marks: deque[tuple[float, float]] = field(default_factory=deque)
+
+
+class RateWindow(Generic[K]):
+    """Called by its owner, with rising times in seconds."""
+
+    def __init__(self, window_seconds: float) -> None:
+        self._window_seconds = window_seconds
+        self._totals: dict[K, _Totals] = {}
+
+    def take(self, key: K, at: float, total: float) -> None:
+        """The total of ``key`` at this time; after one that has fallen, as by a restart, earlier ones are forgotten."""
+        marks = self._totals.setdefault(key, _Totals()).marks
+        if marks and total < marks[-1][1]:
+            marks.clear()
+        marks.append((at, total))
+        while len(marks) > 2 and at - marks[1][0] >= self._window_seconds:
+            marks.popleft()
+
+    def keep(self, keys: Collection[K]) -> None:
+        """Forget all others."""
+        for key in self._totals.keys() - set(keys):
+            del self._totals[key]
+
+    def rate(self, key: K) -> float:
+        """Per second; 0 before there is a time to divide by."""
+        totals = self._totals.get(key)
+        if totals is None or len(totals.marks) < 2:
+            return 0.0
+        marks = totals.marks
+        (begin, first), (end, last) = marks[0], marks[-1]
+        return (last - first) / (end - begin) if end > begin else 0.0
+
+
+NAMED = 64
+"""Of each model, so many of the largest variables are named; the others are one entry."""
+
+
+def placement_of(maps: Iterable[ShardMap]) -> tuple[PlacedVariable, ...]:
+    """By model; its largest variables first, then the rest together, then its tables."""
+    return tuple(entry for shard_map in maps for entry in _of_model(shard_map))
+
+
+def _of_model(shard_map: ShardMap) -> list[PlacedVariable]:
+    spec = shard_map.spec
+    amounts: list[Counter[int]] = [Counter() for _ in spec.variables]
+    for piece in shard_map.slices:
+        rows = piece.row_end - piece.row_begin
+        amounts[piece.variable][piece.shard] += rows * spec.variables[piece.variable].row_bytes
+    placed = [
+        PlacedVariable(spec.name, variable.name, dict(sorted(held.items())))
+        for variable, held in zip(spec.variables, amounts, strict=True)
+    ]
+    placed.sort(key=lambda entry: (-sum(entry.amounts.values()), entry.name))
+    if len(placed) > NAMED:
+        placed[NAMED - 1 :] = [_together(spec.name, placed[NAMED - 1 :])]
+    tables = [
+        PlacedVariable(spec.name, table.name, dict(sorted(Counter(owners).items())), table=True)
+        for table, owners in zip(spec.tables, shard_map.tables, strict=True)
+    ]
+    return placed + tables
+
+
+def _together(model: str, small: list[PlacedVariable]) -> PlacedVariable:
+    total: Counter[int] = Counter()
+    for entry in small:
+        total.update(entry.amounts)
+    return PlacedVariable(model, f"{len(small)} smaller variables", dict(sorted(total.items())), count=len(small))
 
 
 CHECKPOINTS = 20

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 
-from ps_protocol import retry, times
+from ps_protocol import retry
+from ps_protocol import times as shared
 from ps_protocol.cluster.quiesced import ModelPosition
-from ps_protocol.cluster.view import MoveProgress, Role
+from ps_protocol.cluster.view import ClusterView, Member, MoveProgress, Role
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, PsError, Retryable, StorageFull, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
+from ps_protocol.rpc.channel import OpenChannel, open_async_channel
+from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.jobs.bucket_bytes import bucket_bytes
-from ps_server.coordinator.jobs.quiesce import Quiesce, all_of, check_same_position, connected, quiesced
-from ps_server.coordinator.jobs.shard_control import ShardControl
-from ps_server.coordinator.placement.move_pace import MovePace
+from ps_server.coordinator.jobs.quiesce import Quiesce, ShardControl, all_of, check_same_position, connected, quiesced
 from ps_server.coordinator.placement.move_plan import (
     BucketBytes,
     Goal,
@@ -31,6 +32,95 @@ from ps_server.coordinator.placement.move_plan import (
 )
 
 logger = EventLogger(__name__)
+
+FIRST_BYTES = 8 << 20
+LEAST_BYTES = 2 << 20
+MOST_BYTES = 64 << 20
+
+
+BREATH_PAUSES = 5
+"""Training goes on so many pauses of the last batch more. Together a worker keeps about four fifths of its steps."""
+
+
+_SAME = 0.8
+"""A pause that is above this part of that of a batch four times as large does not depend on the size."""
+
+
+class MovePace:
+    """Of one move. Told the pause of each batch; a size that is given does not change."""
+
+    def __init__(self, batch_bytes: int = 0) -> None:
+        """``batch_bytes``: of every batch; 0: as much as the pauses allow."""
+        self._given = bool(batch_bytes)
+        self.batch_bytes = batch_bytes or FIRST_BYTES
+        #: Of the first of the last batches, all of which were too long: its pause, and its size.
+        self._too_long: tuple[float, int] | None = None
+        self._pause = 0.0
+
+    def paused(self, seconds: float) -> None:
+        """A batch of ``batch_bytes`` has paused training for ``seconds``."""
+        self._pause = seconds
+        if self._given:
+            return
+        if seconds <= times.PAUSE_SECONDS:
+            self._too_long = None
+            if seconds < times.PAUSE_SECONDS / 2:
+                self.batch_bytes = min(2 * self.batch_bytes, MOST_BYTES)
+            return
+        first, size_bytes = self._too_long = self._too_long or (seconds, self.batch_bytes)
+        if 4 * self.batch_bytes <= size_bytes and seconds > _SAME * first:
+            # Much smaller batches are no shorter. Where each takes a whole snapshot, few large ones are best.
+            # A pause of a second is noticed, whatever its batch: the fewer there are, the better.
+            self._given, self.batch_bytes = True, size_bytes if seconds < 1.0 else MOST_BYTES
+        else:
+            self.batch_bytes = max(self.batch_bytes // 2, LEAST_BYTES)
+
+    @property
+    def breath_seconds(self) -> float:
+        """How long to wait before the next batch."""
+        return times.BREATH_SECONDS + min(BREATH_PAUSES * self._pause, max(5.0, 2 * self._pause))
+
+
+#: By names of model and table.
+TableKey = tuple[str, str]
+
+
+async def bucket_bytes(
+    view: ClusterView, maps: Mapping[str, ShardMap], open_channel: OpenChannel = open_async_channel
+) -> dict[TableKey, int]:
+    """About how many bytes one bucket of each table takes; ids are spread evenly over a table's buckets.
+
+    Runs on the coordinator's loop. A shard that does not answer in time is left out, and so is a table of which no
+    shard reports a size.
+    """
+    with_tables = {name: shard_map for name, shard_map in maps.items() if shard_map.tables}
+    members = view.live(Role.SHARD)
+    holders = {number for shard_map in with_tables.values() for number in shard_map.holders}
+    numbers = sorted(holders & members.keys())
+    told = await asyncio.gather(*(_table_bytes(members[number], with_tables, open_channel) for number in numbers))
+    nbytes: Counter[TableKey] = Counter()
+    buckets: Counter[TableKey] = Counter()
+    for number, sizes in zip(numbers, told, strict=True):
+        for model, shard_map in with_tables.items():
+            for table, owners in zip(shard_map.spec.tables, shard_map.tables, strict=True):
+                if (key := (model, table.name)) in sizes:
+                    nbytes[key] += sizes[key]
+                    buckets[key] += owners.count(number)
+    return {key: nbytes[key] // count for key, count in buckets.items() if count}
+
+
+async def _table_bytes(member: Member, maps: Mapping[str, ShardMap], open_channel: OpenChannel) -> dict[TableKey, int]:
+    """What one shard tells of the tables it holds buckets of."""
+    sizes: dict[TableKey, int] = {}
+    shard = ShardControl(member, open_channel=open_channel)
+    try:
+        with suppress(PsError):
+            for model in [name for name, shard_map in maps.items() if member.index in shard_map.holders]:
+                status = await shard.model_status(model, shared.BRIEF_CALL_SECONDS)
+                sizes |= {(model, table.name): table.size_bytes for table in status.tables}
+    finally:
+        await shard.close()
+    return sizes
 
 
 class MoveRunner:
@@ -151,7 +241,7 @@ class MoveRunner:
 
         What fails there fails again in the batch, where it is told.
         """
-        calls = (shard.make_room(batch.maps, times.MOVE_SECONDS) for shard in shards.values())
+        calls = (shard.make_room(batch.maps, shared.MOVE_SECONDS) for shard in shards.values())
         for failure in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(failure, BaseException) and not isinstance(failure, PsError):
                 raise failure
@@ -190,13 +280,13 @@ class MoveRunner:
             )
         targets = quiesce.targets(maps)
         reached = await all_of(
-            shard.catch_up(quiesce.name, targets[number], times.MOVE_SECONDS)
+            shard.catch_up(quiesce.name, targets[number], shared.MOVE_SECONDS)
             for number, shard in quiesce.shards.items()
         )
         replies = zip(quiesce.shards, reached, strict=True)
         check_same_position(_held_of(reply, targets[number]) for number, reply in replies)
         await all_of(
-            shard.prepare(quiesce.name, revision, batch.maps, times.MOVE_SECONDS) for shard in quiesce.shards.values()
+            shard.prepare(quiesce.name, revision, batch.maps, shared.MOVE_SECONDS) for shard in quiesce.shards.values()
         )
 
 
@@ -213,7 +303,7 @@ def _held_of(reached: Sequence[ModelPosition], targets: Sequence[ModelPosition])
 async def _switched(quiesce: Quiesce, batch: MoveBatch) -> None:
     """Wait until every shard serves by the maps of ``batch``; a shard that was lost does so when it is back."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(times.QUIESCE_SECONDS):
+        async with asyncio.timeout(shared.QUIESCE_SECONDS):
             await all_of(_serves(shard, shard_map) for shard in quiesce.shards.values() for shard_map in batch.maps)
             return
     logger.warning("move.failed", "not every shard has confirmed yet that it serves by the new shard map")

@@ -26,7 +26,7 @@ class ReleaseRunner:
         shards are paused for long; Fenced.
         """
         until = time.monotonic() + wait_seconds
-        await self._driver.releases.close(rank, incarnation, ask, wait_seconds if ask.release else 0.0)
+        await self._driver.close_model(rank, incarnation, ask, wait_seconds if ask.release else 0.0)
         if ask.release:
             await self._release(ask.model, ask.epoch, max(0.1, until - time.monotonic()))
 
@@ -47,6 +47,6 @@ class ReleaseRunner:
                 remedy="try again when that has ended",
             ) from None
         try:
-            return self._driver.releases.release(model, epoch)
+            return self._driver.release_model(model, epoch)
         finally:
             self._busy.release()

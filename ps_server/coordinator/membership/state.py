@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ps_protocol import times
 from ps_protocol.cluster.scaling import ENDED
 from ps_protocol.cluster.view import (
     BarrierState,
@@ -17,22 +18,171 @@ from ps_protocol.cluster.view import (
     Role,
     SyncWord,
 )
-from ps_protocol.errors import DamagedData
+from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_server.coordinator.changes import CurrentView, StateChange
 from ps_server.coordinator.membership.admission import (
     StateCopies,
     check_applicant,
     check_free_rank,
     check_repetition,
+    check_state,
     check_vacant,
 )
-from ps_server.coordinator.membership.barrier import Barrier
-from ps_server.coordinator.membership.durability_ledger import DurabilityLedger
-from ps_server.coordinator.membership.heartbeat_pace import next_heartbeat_seconds
 from ps_server.coordinator.membership.members import Key, MemberRecord, Members, SavedMember
 from ps_server.coordinator.membership.scaling import Scaling
-from ps_server.coordinator.membership.start_quorum import StartQuorum
 from ps_server.coordinator.settings import ClusterSettings
+
+
+class StartQuorum:
+    """Part of MembershipState. Before the start it notes who has joined; after it, which workers are done."""
+
+    def __init__(self, expected_workers: int, seen: Iterable[Key] = (), least_workers: int = 0) -> None:
+        """``expected_workers``: 0 if workers join and leave at any time; the start waits for ``least_workers`` then."""
+        self._expected_workers = expected_workers
+        self._awaited = expected_workers or least_workers
+        self._seen = set(seen)
+
+    @property
+    def seen(self) -> frozenset[Key]:
+        """Places that were held before the start; after it, those of workers that ended cleanly."""
+        return frozenset(self._seen)
+
+    def comes(self, place: Key, *, started: bool) -> None:
+        """A member takes ``place``."""
+        if started:
+            self._seen.discard(place)
+        else:
+            self._seen.add(place)
+
+    def is_done(self, rank: int) -> None:
+        """A worker ended cleanly, and is not waited for again."""
+        if rank < self._expected_workers:
+            self._seen.add((Role.WORKER, rank))
+
+    def finish(self) -> None:
+        """The job is finished: in the next run nobody has joined yet."""
+        self._seen.clear()
+
+    def complete(self, shards: Iterable[int], live: Collection[Key]) -> bool:
+        """Whether a job that has not started does so now: these ``shards`` and all expected workers have joined.
+
+        At a new start after all workers were lost, those that had ended cleanly before count as well.
+        """
+        workers = sum(role is Role.WORKER for role, _ in self._seen)
+        if workers < self._awaited or not self._seen.issuperset((Role.SHARD, number) for number in shards):
+            return False
+        self._seen = {key for key in self._seen if key[0] is Role.WORKER and key not in live}
+        return True
+
+    def begin_again(self, shards: int) -> bool:
+        """The last live worker was lost: whether all that are not done are waited for again, but no shard."""
+        if self._expected_workers:
+            self._seen |= {(Role.SHARD, number) for number in range(shards)}
+        return self._expected_workers > 0
+
+    @property
+    def missing(self) -> set[int]:
+        """Before the start: the expected ranks that have not joined."""
+        return {rank for rank in range(self._awaited) if (Role.WORKER, rank) not in self._seen}
+
+
+class DurabilityLedger:
+    """Part of MembershipState: the persisted state of shards as they reported it, by shard number."""
+
+    def __init__(
+        self, newest: Mapping[int, int] | None = None, copies: Mapping[int, StateCopies] | None = None
+    ) -> None:
+        self._newest = dict(newest or {})
+        self._copies = dict(copies or {})
+
+    @property
+    def newest(self) -> dict[int, int]:
+        """The incarnation that wrote the newest state known to be on a disk."""
+        return dict(self._newest)
+
+    @property
+    def copies(self) -> dict[int, StateCopies]:
+        """The directories that hold that state."""
+        return dict(self._copies)
+
+    def check(self, ask: JoinRequest, index: int) -> None:
+        """Raises Fenced or NotReady when ``ask`` must not serve shard ``index`` with its state."""
+        check_state(ask, self._newest.get(index, 0), self._copies.get(index, StateCopies()))
+
+    def take_over(self, ask: JoinRequest, index: int) -> None:
+        """``ask`` serves shard ``index`` from now on. Raises what ``check`` does."""
+        self.check(ask, index)
+        newest = self._newest.get(index, 0)
+        if ask.data_incarnation and ask.data_incarnation != newest:
+            self._newest[index] = ask.data_incarnation
+            self._copies[index] = StateCopies(ask.directory)
+
+    def says(self, shard: Member, directory: str, sync: SyncWord | None) -> Iterator[str]:
+        """Note a report of ``shard``: state in ``directory``, and the standby in ``sync``; yields what is new."""
+        index, incarnation = shard.index, shard.incarnation
+        if self._newest.get(index) != incarnation:
+            self._newest[index] = incarnation
+            self._copies[index] = StateCopies(directory)
+            yield f"{shard} keeps its state as incarnation {incarnation}"
+        copies = self._copies.get(index, StateCopies())
+        if sync and sync.number > copies.word:
+            self._copies[index] = replace(copies, word=sync.number, standby=sync.directory)
+            said = "has everything it acknowledges" if sync.directory else "does not have all it acknowledges"
+            yield f"{shard} says that its standby {said}"
+
+
+class Barrier:
+    """Part of MembershipState. One barrier ends each phase; ``phase`` rises when it opens, and never falls."""
+
+    def __init__(self, phase: int = 0) -> None:
+        self.phase = phase
+        #: Ranks that wait at the barrier of this phase.
+        self._arrived: set[int] = set()
+
+    def arrive(self, member: Member, phase: int) -> bool:
+        """Note a worker at the barrier that ends ``phase``; returns whether that is open already.
+
+        Raises InvalidRequest for a phase that has not begun.
+        """
+        if phase > self.phase:
+            raise InvalidRequest(
+                f"{member} is at the barrier of a phase that has not begun",
+                expected=f"phase {self.phase}",
+                actual=f"phase {phase}",
+            )
+        if phase == self.phase:
+            self._arrived.add(member.index)
+        return phase < self.phase
+
+    def forget(self, rank: int) -> None:
+        """The worker has left or was lost."""
+        self._arrived.discard(rank)
+
+    def state(self, phase: int, awaited: Set[int]) -> BarrierState:
+        """Whether the barrier that ends ``phase`` is open, and which of the ``awaited`` ranks are missing if not."""
+        released = phase < self.phase
+        return BarrierState(released, () if released else self._missing(awaited))
+
+    def open(self, awaited: Set[int]) -> Iterator[str]:
+        """Open the barrier if a worker is there and no ``awaited`` one is missing; yields the reason."""
+        if not self._arrived or self._missing(awaited):
+            return
+        yield f"barrier of phase {self.phase} opens for {len(self._arrived)} workers"
+        self.phase += 1
+        self._arrived.clear()
+
+    def _missing(self, awaited: Set[int]) -> tuple[int, ...]:
+        return tuple(sorted(awaited - self._arrived))
+
+
+BEATS_PER_SECOND = 300.0
+"""Of all members together, where their leases allow it: about a fifth of a core."""
+
+
+def next_heartbeat_seconds(members: int, heartbeat_seconds: float, lease_seconds: float) -> float:
+    """Seconds between two heartbeats of one of ``members``: never less than ``heartbeat_seconds``, as is configured."""
+    return max(heartbeat_seconds, min(members / BEATS_PER_SECOND, lease_seconds / times.BEATS_PER_LEASE))
+
 
 STARTS = "all expected members have joined: the job starts"
 

@@ -16,12 +16,12 @@ from ps_protocol.model.spec import Consistency, Mode, ShardMap, StalePolicy
 from ps_protocol.records import fields_of
 from ps_protocol.wire.convert.exchange import exchange_record_from_bytes, exchange_record_to_bytes
 from ps_protocol.wire.convert.model import shard_map_from_bytes, shard_map_to_bytes
-from ps_server.coordinator.exchanges.records import CompleteExchange, ExchangeRecords
+from ps_server.coordinator.exchanges import CompleteExchange, ExchangeRecords
 from ps_server.coordinator.membership.admission import StateCopies
 from ps_server.coordinator.membership.members import Key, SavedMember
 from ps_server.coordinator.membership.scaling import WantedSize
 from ps_server.coordinator.membership.state import MembershipRecords
-from ps_server.coordinator.placement.model_uses import Uses
+from ps_server.coordinator.placement.state import Uses
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize
 from ps_server.coordinator.settings import JobIdentity
 

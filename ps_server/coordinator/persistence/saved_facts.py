@@ -10,7 +10,7 @@ from ps_protocol.errors import DamagedData
 from ps_protocol.model.spec import ShardMap
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.checkpoint.validation import whole_number
-from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.data_leases import DataLeases
 from ps_server.coordinator.placement.variables import as_before
 
 T = TypeVar("T")

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 
 from ps_protocol.retry import WORKERS
 from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook, Relieve
-from ps_server.coordinator.elasticity.hot_shards import (
+from ps_server.coordinator.elasticity.policy import (
     LEAST_QUEUE,
+    MOST_NAMED,
     MOVES_PER_HOUR,
     QUEUE_PART,
-)
-from ps_server.coordinator.elasticity.policy import (
-    MOST_NAMED,
     ElasticPolicy,
     ElasticSettings,
     median_without,

@@ -10,9 +10,8 @@ import pytest
 from ps_protocol.cluster.view import JoinRequest, MemberStats, Role
 from ps_protocol.errors import Unavailable
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.elasticity.look import look_of
 from ps_server.coordinator.elasticity.policy import ElasticSettings
-from ps_server.coordinator.elasticity.runner import ElasticityRunner
+from ps_server.coordinator.elasticity.runner import ElasticityRunner, look_of
 from ps_server.coordinator.placement.move_plan import Wish
 from tests.coordinator.cluster import Cluster
 from tests.coordinator.moving_job import SLICE_BYTES, Job, played

@@ -15,7 +15,7 @@ from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.errors import InvalidRequest, NotReady, PsError, Unavailable, UnknownShard
 from ps_server.coordinator.elasticity.engines.find import find_engine
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
-from ps_server.coordinator.elasticity.look import look_of
+from ps_server.coordinator.elasticity.runner import look_of
 from ps_server.coordinator.elasticity.scaling import JobScaling
 from ps_server.coordinator.membership.scaling import awaited
 from ps_server.coordinator.placement.move_plan import Wish

@@ -6,7 +6,7 @@ import pytest
 
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.errors import InvalidRequest
-from ps_server.coordinator.exchanges.exchanges import ExchangeLimits, Exchanges
+from ps_server.coordinator.exchanges import ExchangeLimits, Exchanges
 from tests.support.length import choose
 
 FIRST, SECOND = ExchangeKey("loss", 0), ExchangeKey("loss", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ps_protocol.model.spec import DType, ModelSpec, ShardMap, Slice, Variable
-from ps_server.coordinator.history.placement import NAMED, placement_of
+from ps_server.coordinator.history.recorder import NAMED, placement_of
 
 
 def spec(*rows: int) -> ModelSpec:

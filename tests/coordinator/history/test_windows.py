@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ps_server.coordinator.event_log import DECISIONS, EVENTS, EventLog
-from ps_server.coordinator.history.rate_window import RateWindow
+from ps_server.coordinator.history.recorder import RateWindow
 
 
 def test_a_rate_is_over_the_last_seconds() -> None:

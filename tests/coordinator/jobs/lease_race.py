@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ps_protocol.cluster.leases import LeaseAsk, Span
-from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.data_leases import DataLeases
 
 AGAIN_SECONDS = 5.0
 """A worker that gets nothing asks again after this time, or when an epoch ends."""

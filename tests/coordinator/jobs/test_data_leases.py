@@ -9,7 +9,7 @@ import pytest
 
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
 from ps_protocol.errors import Fenced, InvalidRequest
-from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.data_leases import DataLeases
 
 LENGTH = 100
 

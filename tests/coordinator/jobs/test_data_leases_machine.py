@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from ps_protocol.cluster.leases import LeaseAsk, Span
-from ps_server.coordinator.data.data_leases import DataLeases
-from ps_server.coordinator.data.interval_set import IntervalSet
+from ps_server.coordinator.data_leases import DataLeases, IntervalSet
 from tests.support.length import examples
 
 LENGTH = 23

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.cluster.leases import Span
-from ps_server.coordinator.data.interval_set import IntervalSet
+from ps_server.coordinator.data_leases import IntervalSet
 
 spans = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda ends: Span(min(ends), max(ends)))
 changes = st.lists(st.tuples(st.sampled_from(["add", "remove", "take"]), spans), max_size=30)

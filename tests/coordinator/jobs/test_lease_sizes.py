@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ps_protocol.cluster.leases import LeaseAsk, Span
 from ps_protocol.errors import InvalidRequest
-from ps_server.coordinator.data.data_leases import DataLeases
-from ps_server.coordinator.data.lease_sizes import Pace, PacedWorker, lease_size
+from ps_server.coordinator.data_leases import DataLeases, Pace, PacedWorker, lease_size
 from ps_worker.data.leased_loader import lease_items
 from tests.coordinator.jobs.lease_race import LeaseRace, RaceWorker
 from tests.support.length import examples

@@ -10,7 +10,7 @@ import pytest
 from ps_protocol.errors import DamagedData
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.checkpoint.manifest import Manifest
-from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.data_leases import DataLeases
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.persistence.saved_facts import saved_data, saved_phase, saved_seed
 from ps_server.coordinator.settings import ClusterSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ps_protocol.times import BEATS_PER_LEASE
-from ps_server.coordinator.membership.heartbeat_pace import (
+from ps_server.coordinator.membership.state import (
     BEATS_PER_SECOND,
     next_heartbeat_seconds,
 )
@@ -30,7 +30,7 @@ def test_a_pause_that_was_configured_is_never_shortened() -> None:
 
 
 def test_the_pause_follows_the_number_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps_server.coordinator.membership.heartbeat_pace.BEATS_PER_SECOND", 0.5)
+    monkeypatch.setattr("ps_server.coordinator.membership.state.BEATS_PER_SECOND", 0.5)
     c = Cluster(lease_seconds=60.0)
     members = [c.worker() for _ in range(3)]
     assert c.state.membership.heartbeat_seconds == 6.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.coordinator.placement.move_pace import (
+from ps_server.coordinator.jobs.move_runner import (
     BREATH_PAUSES,
     FIRST_BYTES,
     LEAST_BYTES,

@@ -134,7 +134,7 @@ def test_a_move_whose_pauses_are_short_goes_on_in_larger_batches(monkeypatch: py
         # One slice, then two, then the last: a batch of the fake shards is always short enough.
         assert [each.moved_bytes // SLICE_BYTES for each in made] == [0, 1, 3, 4]
 
-    monkeypatch.setattr("ps_server.coordinator.placement.move_pace.FIRST_BYTES", SLICE_BYTES)
+    monkeypatch.setattr("ps_server.coordinator.jobs.move_runner.FIRST_BYTES", SLICE_BYTES)
     monkeypatch.setattr("ps_server.coordinator.times.PAUSE_SECONDS", 1000.0)
     played(body)
 

@@ -163,22 +163,22 @@ def test_nobody_is_told_of_a_release_before_it_is_on_disk(tmp_path: Path) -> Non
         before = driver.view
         journal.refuses = True
         with pytest.raises(Unavailable):
-            driver.releases.release("net")
+            driver.release_model("net")
         assert driver.view == before
     again, journal = driver_of(tmp_path)
     with journal:
         assert again.view.models == {"net": 1}
         with pytest.raises(NotReady, match="worker 0"):
-            again.releases.release("net")
+            again.release_model("net")
     # Killed as soon as it was written.
     driver, journal = driver_of(tmp_path)
     with journal:
         driver._state.placement.close(member, "net", 1)
-        driver.releases.release("net")
+        driver.release_model("net")
     again, journal = driver_of(tmp_path)
     with journal:
         assert (again.view.models, again.view.released_models) == ({}, {"net": 1})
-        assert again.releases.release("net", 1) == 0
+        assert again.release_model("net", 1) == 0
 
 
 def ask(release: bool = True, epoch: int = 1) -> ClosedModelAsk:

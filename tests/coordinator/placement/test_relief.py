@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_server.coordinator.placement.move_plan import Wish, batches, goal_of, plan
-from ps_server.coordinator.placement.relief import pieces_to_move
+from ps_server.coordinator.placement.move_plan import Wish, batches, goal_of, pieces_to_move, plan
 from ps_server.coordinator.placement.tables import BucketPlace
 from ps_server.coordinator.placement.variables import Balanced, first_map
 from tests.coordinator.placement.test_move_plan import view_of

@@ -13,7 +13,7 @@ from ps_protocol.model.tables import Eviction, RowInit, RowLife
 from ps_server.checkpoint.checkpoint import Checkpoint, check_same_model
 from ps_server.checkpoint.manifest import Manifest
 from ps_server.checkpoint.record import ModelRecord
-from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.data_leases import DataLeases
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.model_differences import in_structure

@@ -12,7 +12,7 @@ from ps_protocol import retry
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InvalidRequest, StorageFull, Unavailable
 from ps_protocol.model.spec import DType, ModelSpec, ShardMap, Variable
-from ps_server.coordinator.jobs.bucket_bytes import bucket_bytes
+from ps_server.coordinator.jobs.move_runner import bucket_bytes
 from ps_server.coordinator.placement.move_plan import BUCKET_BYTES, Goal, Wish, batches, goal_of, plan
 from ps_server.coordinator.placement.tables import BucketPlace
 from ps_server.coordinator.placement.variables import Balanced, first_map

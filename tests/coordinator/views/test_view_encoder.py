@@ -15,9 +15,9 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert.cluster import VIEW, changed_view_from_pb
+from ps_server.coordinator import views as view_encoder
 from ps_server.coordinator.membership.members import Members, SavedMember
-from ps_server.coordinator.views import view_encoder
-from ps_server.coordinator.views.view_encoder import ViewEncoder
+from ps_server.coordinator.views import ViewEncoder
 from tests.coordinator.cluster import Cluster
 
 

@@ -10,11 +10,11 @@ import pytest
 from ps_protocol.cluster.view import ClusterView, JoinRequest, Member, Role
 from ps_protocol.errors import Unavailable
 from ps_protocol.model.spec import Consistency, Mode
+from ps_server.coordinator import views as view_pace
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.times import VIEW_SECONDS
-from ps_server.coordinator.views import view_pace
-from ps_server.coordinator.views.view_pace import UNBOUND_WATCHERS, ViewPace, is_urgent
+from ps_server.coordinator.views import UNBOUND_WATCHERS, ViewPace, is_urgent
 from tests.support.seeds import seeded
 
 MANY = UNBOUND_WATCHERS + 10

@@ -11,8 +11,8 @@ import pytest
 
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
 from ps_protocol.errors import Fenced, PsError, Unavailable
-from ps_server.coordinator.data.data_leases import DataLeases
-from ps_worker.data.leases import LeaseFeed
+from ps_server.coordinator.data_leases import DataLeases
+from ps_worker.data.leased_loader import LeaseFeed
 from tests.support.shards import wait_until
 
 LENGTH = 40

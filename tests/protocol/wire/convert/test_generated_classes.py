@@ -21,7 +21,7 @@ CONVERTS = (
     "ps_protocol/client/worker_requests.py",
     "ps_protocol/rpc/client_errors.py",
     "ps_protocol/feed/",
-    "ps_server/coordinator/jobs/shard_control.py",
+    "ps_server/coordinator/jobs/quiesce.py",
     "ps_server/shard/transfer.py",
     "ps_server/shard/peers.py",
     "ps_worker/step/shard_calls.py",

@@ -1,1 +1,0 @@
-"""Which worker trains which items of a dataset: leases on ranges of it."""

@@ -1,1 +1,0 @@
-"""Small collectives of workers. ``Exchanges`` owns those that are open and the results of those that are complete."""
