@@ -1,11 +1,10 @@
-"""The command line of a server, whoever starts it."""
+"""The command line of a server, whoever starts it: its settings as flags."""
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Mapping, Sequence
-
-from ps_protocol.flags import flags
 
 # -P: the folder that a program is called in has the modules of the user, not those of the servers.
 COORDINATOR = (sys.executable, "-P", "-m", "ps_server.coordinator.main")
@@ -45,3 +44,20 @@ def shard_command(
     """
     where = {"shard": shard, "coordinator": coordinator, "bind": bind, "port": 0}
     return [*program, *flags({**where, **settings}), *more]
+
+
+def flags(settings: Mapping[str, object]) -> list[str]:
+    """``settings`` as the command line of a program that has an option for each: ``max_calls=7`` is --max-calls 7.
+
+    True is a flag without a value. None and False give nothing: the program has its default. A list or tuple repeats
+    its flag.
+    """
+    arguments: list[str] = []
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if each is True:
+                arguments.append(flag)
+            elif each is not None and each is not False:
+                arguments += [flag, str(each.value if isinstance(each, enum.Enum) else each)]
+    return arguments

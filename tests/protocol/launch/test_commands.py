@@ -1,10 +1,10 @@
-"""Settings as flags of another program."""
+"""The command line of a server."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ps_protocol.flags import flags
+from ps_protocol.launch.commands import flags
 from ps_protocol.model.spec import Mode
 
 
