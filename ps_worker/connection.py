@@ -36,7 +36,7 @@ def connect(
     its workers need. Under torchrun the rank may come from ``RANK``, and ``PS_COORDINATOR=:7000`` is that port of
     ``MASTER_ADDR``.
 
-    A worker without any address starts a cluster of its own and says so on stderr: a coordinator and one shard, as
+    A worker without any address starts a cluster of its own and prints so on stderr: a coordinator and one shard, as
     processes of this machine that end with it.
 
     Errors of torch-ps that the script does not catch are printed without torch-ps's own frames; ``PS_TRACEBACK=full``

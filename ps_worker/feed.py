@@ -123,10 +123,10 @@ class TableCopy:
             InvalidRequest: The rows have another width than those of the copy.
         """
         if change.reset_buckets and self._count:
-            held = self._ids[: self._count]
+            ids = self._ids[: self._count]
             marked = np.zeros(change.table.buckets, np.bool_)
             marked[list(change.reset_buckets)] = True
-            self._remove(held[marked[buckets_of(held, marked.size)]])
+            self._remove(ids[marked[buckets_of(ids, marked.size)]])
         self._remove(change.deleted)
         self._write(change.ids, change.rows)
         self.cursor = change.cursor
@@ -215,8 +215,8 @@ class TableCopy:
 
     def _make_room(self, count: int, width: int) -> None:
         """Make room for ``count`` rows, with slots of which half stay free."""
-        held = self._count
-        if held and width != self._rows.shape[1]:
+        kept = self._count
+        if kept and width != self._rows.shape[1]:
             raise InvalidRequest(
                 "rows of another width than those of the copy",
                 expected=f"{self._rows.shape[1]} numbers",
@@ -224,12 +224,12 @@ class TableCopy:
                 remedy="begin a new copy, without a cursor; or follow as before, with or without the optimizer's state",
             )
         if count > self._ids.size or width != self._rows.shape[1]:
-            size = max(count, 2 * held, _FIRST_ROWS)
+            size = max(count, 2 * kept, _FIRST_ROWS)
             before = self._ids, self._rows
             self._ids, self._rows = np.empty(size, np.int64), np.empty((size, width), np.float32)
-            self._ids[:held] = before[0][:held]
-            if held:
-                self._rows[:held] = before[1][:held]
+            self._ids[:kept] = before[0][:kept]
+            if kept:
+                self._rows[:kept] = before[1][:kept]
         if 2 * count > self._slots.size:
             self._slots = np.full(4 * (1 << (count - 1).bit_length()), -1, np.int64)
-            copy_kernels.fill(held, self._slots, self._ids)
+            copy_kernels.fill(kept, self._slots, self._ids)

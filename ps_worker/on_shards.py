@@ -139,7 +139,7 @@ def check_style(style: Style, declaration: Declaration) -> None:
 
 
 _OF_TORCH = ("step", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
-"""Attributes of an instance that tell how torch runs its step: the scheduler's wrapper, and how it is fused."""
+"""Attributes of an instance about how torch runs its step: the wrapper of a scheduler, and how it is fused."""
 
 
 def adopt_optimizer(

@@ -113,7 +113,7 @@ class PsOptimizer(torch.optim.Optimizer):
     def _attach(
         self, session: Session, declaration: Declaration, style: Style, reconnect_timeout_seconds: float
     ) -> None:
-        """Declare the model of the present groups, and return when it holds the cluster's parameters; called once.
+        """Declare the model of the present groups, and return when it has the job's parameters; called once.
 
         Raises PsError: ModelMismatch when another worker declared this model differently, Unavailable, Fenced.
         """
@@ -222,7 +222,7 @@ class PsOptimizer(torch.optim.Optimizer):
                 termination.end_section()
         return loss
 
-    # Schedulers of torch wrap ``step`` to see that it is called before theirs; this one tells them by itself.
+    # Schedulers of torch wrap ``step`` to see that it is called before theirs; this one reports it by itself.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def finish(self) -> None:

@@ -67,7 +67,7 @@ class PsAccelerator(Accelerator):
     #: Rank 0 is in accelerate's own ``save_state``.
     _saves_alone = False
 
-    #: Nothing was said yet of gradients that are clipped before their mean.
+    #: The warning about gradients that are clipped before their mean is still to come.
     _clips_unsaid = True
 
     #: Whether loaders that are prepared are split among the workers. Where not, a worker has all there is to gather.

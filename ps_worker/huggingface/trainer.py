@@ -201,12 +201,12 @@ class PsTrainer(Trainer):
         """How many steps the others have made beyond this worker's first; 0 where all begin together."""
         version, step = self.optimizer.optimizer.version, self.state.global_step
         own = {"version": version, "step": step, "process": uuid.uuid4().hex}
-        # Of a training that has begun, this is what those told who began it.
-        told = self._gather_at_first(own)
-        if told.get(self.cluster.rank) == own:
+        # In a training that has begun, these are the values of those who began it.
+        found = self._gather_at_first(own)
+        if found.get(self.cluster.rank) == own:
             return 0
         in_sync = self.cluster._session.consistency.mode is Mode.SYNC
-        running = running_step(version, told[min(told)], 1 if in_sync else len(told))
+        running = running_step(version, found[min(found)], 1 if in_sync else len(found))
         return max(0, min(running, max_steps) - step)
 
     def _prepare_for_training(self, *arguments: Any) -> Any:
@@ -293,8 +293,8 @@ class PsTrainer(Trainer):
         super()._save_checkpoint(*arguments)
         if self.args.load_best_model_at_end:
             best = self.state.best_model_checkpoint
-            told = self._gather(best)
-            self.state.best_model_checkpoint = told.get(0, best)
+            found = self._gather(best)
+            self.state.best_model_checkpoint = found.get(0, best)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -54,7 +54,7 @@ class TrainerProcess:
 
     @property
     def root_device(self) -> torch.device:
-        """Device of this worker; the CPU where Lightning is told so, and before it has joined."""
+        """Device of this worker; the CPU where the script chose that accelerator, and before it has joined."""
         if self._cluster is None or isinstance(self.accelerator, CPUAccelerator | TrainerCpuAccelerator):
             return torch.device("cpu")
         return self._cluster.device
@@ -168,10 +168,10 @@ class TrainerExchanges:
         if isinstance(value, torch.Tensor):
             sent = value  # type: ignore[assignment]
         values = self.gather(sent)
-        told = values.get(source, next(iter(values.values())))
-        if isinstance(told, torch.Tensor):
-            return told.to(value.device) if isinstance(value, torch.Tensor) else told
-        return Path(told["path"]) if "path" in told else told["value"]
+        found = values.get(source, next(iter(values.values())))
+        if isinstance(found, torch.Tensor):
+            return found.to(value.device) if isinstance(value, torch.Tensor) else found
+        return Path(found["path"]) if "path" in found else found["value"]
 
     def decide(self, decision: bool, every: bool) -> bool:
         """Return whether all workers, or at least one of them, decided so. Raises PsError."""

@@ -46,7 +46,7 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         self._adopting = adopting
         #: Whether the trainer is to split DataLoaders; None until it has begun.
         self._splits: bool | None = None
-        #: What the trainer was told, while the shards clip in its place.
+        #: The clipping norm of the trainer, while the shards clip in its place.
         self._clip_grad_norm: float | None = None
         #: Those of the last fit.
         self._own: list[PsOptimizer] = []

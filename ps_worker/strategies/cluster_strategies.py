@@ -162,7 +162,7 @@ class ParameterServer(Strategy):
         return model, self.cluster.adopt(optimizer, model, schedulers, **options)
 
     def _clipping(self, optimizer: torch.optim.Optimizer, norm: float | None) -> AbstractContextManager[Any]:
-        """As in ``Strategy``. Raises ConfigError where only shards can clip the mean, and were not told to."""
+        """As in ``Strategy``. Raises ConfigError where only shards can clip the mean, without a norm in ``prepare``."""
         if norm is not None and self._clips.get(optimizer) is None and self.num_replicas_in_sync > 1:
             raise ConfigError(
                 "fit() cannot clip a mean that shards make of several workers' gradients",
@@ -237,7 +237,7 @@ class ParameterServer(Strategy):
         self._meet(_RESTORE, epoch)
 
     def continue_data(self, loader: Any, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-        """As in ``Strategy``. The coordinator of a new job leases the first epoch, whatever a file says."""
+        """As in ``Strategy``. The coordinator of a new job leases the first epoch, whatever the checkpoint has."""
         if not isinstance(loader, LeasedLoader) or joined_running(optimizer):
             super().continue_data(loader, optimizer, epoch)
 

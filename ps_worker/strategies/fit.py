@@ -211,9 +211,9 @@ class Fit:
         return self._any_ends(lambda callback: callback.on_epoch_end(epoch, logs))
 
     def _any_ends(self, call: Callable[[Callback], bool | None]) -> bool:
-        # Every callback is told, also after one that ends the fit.
-        said = [call(callback) for callback in self._settings.callbacks]
-        return any(said)
+        # Every callback is called, also after one that ends the fit.
+        ends = [call(callback) for callback in self._settings.callbacks]
+        return any(ends)
 
     def _train(self, loader: Iterable[Any], epoch: int) -> dict[str, float]:
         totals = _Totals(self._settings.loss, self._settings.metrics)

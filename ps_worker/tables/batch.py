@@ -17,28 +17,28 @@ _ID_DTYPES = (torch.int64, torch.int32)
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """The ids of one table in one forward pass, from one feature or several; ``padding_id`` has no row."""
+    """The ids of one table in one forward pass, of one feature or several; ``padding_id`` has no row."""
 
     table: Table
     ids: tuple[torch.Tensor, ...]
     padding_id: int | None = None
 
     def versions(self) -> tuple[int, ...]:
-        """The versions of the ids; they rise when ids are written in place."""
+        """Return the versions of the ids, which rise when ids are written in place."""
         return tuple(-1 if ids.is_inference() else ids._version for ids in self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class DistinctIds:
-    """Each id of a request once."""
+    """The distinct ids of a request."""
 
     #: int64 [u], without the padding id.
     ids: Ids
-    #: For each id of the request the index of its row, int64 [n], on the device of the ids.
+    #: The index of the row of each id of the request, int64 [n], on the device of the ids.
     places: torch.Tensor
-    #: Row 0 stands for the padding id; those of ``ids`` are behind it.
+    #: Row 0 is that of the padding id; the rows of ``ids`` follow it.
     padded: bool
-    #: No id comes twice: ``places`` counts up from 0.
+    #: No id repeats: ``places`` counts up from 0.
     all_different: bool
 
     @property
@@ -49,7 +49,7 @@ class DistinctIds:
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """Ids of one feature, and the borders of its bags."""
+    """The ids of one feature, and the borders of its bags."""
 
     #: 1-D.
     ids: torch.Tensor
@@ -60,7 +60,7 @@ class Bags:
 
 
 def check_ids(ids: torch.Tensor, table: str) -> None:
-    """Raises InvalidRequest unless ``ids`` are a tensor of integers."""
+    """Raise InvalidRequest unless ``ids`` are a dense tensor of int64 or int32."""
     if not isinstance(ids, torch.Tensor) or ids.dtype not in _ID_DTYPES or ids.layout is not torch.strided:
         raise _wrong(
             table, "ids are of a wrong type", "an int64 or int32 tensor", getattr(ids, "dtype", type(ids).__name__)
@@ -68,7 +68,7 @@ def check_ids(ids: torch.Tensor, table: str) -> None:
 
 
 def distinct(request: RowRequest) -> DistinctIds:
-    """Each id once: in order of appearance for ids on the CPU, in ascending order for ids on a device."""
+    """Return each id once: ids on the CPU in order of appearance, ids on a device in ascending order."""
     padded = request.padding_id is not None
     parts = [ids.detach().reshape(-1).to(torch.int64) for ids in request.ids]
     if padded:
@@ -104,7 +104,9 @@ def bags_of(
     mode: str,
     include_last_offset: bool,
 ) -> Bags:
-    """The bags of ids and offsets, as ``nn.EmbeddingBag`` reads them. Raises InvalidRequest where they do not fit."""
+    """Return the bags of ids and offsets, as ``nn.EmbeddingBag`` reads them. Raises InvalidRequest where they do not
+    fit.
+    """
     check_ids(ids, table)
     if weights is not None:
         _check_weights(weights, ids, table, mode)

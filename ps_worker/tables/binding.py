@@ -23,21 +23,21 @@ class RowSource(Protocol):
 
     @property
     def next_position(self) -> Position:
-        """Of the next push."""
+        """Position of the next push."""
         ...
 
     def look_up(self, lookup: Lookup) -> None:
-        """Request the rows; they may come later."""
+        """Request the rows; they may arrive later."""
         ...
 
     def finish(self, lookup: Lookup) -> None:
-        """Wait until the rows are in place. Raises PsError."""
+        """Wait until the rows are in memory. Raises PsError."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class PreparedRows:
-    """Rows that have been requested for a forward pass."""
+    """Rows that were requested for a forward pass."""
 
     request: RowRequest
     versions: tuple[int, ...]
@@ -47,7 +47,7 @@ class PreparedRows:
     lookup: Lookup
 
     def is_of(self, request: RowRequest) -> bool:
-        """Whether it was made for the same tensors, and they have not been written since."""
+        """Whether it was requested for the same tensors, and these were not written since."""
         own = self.request
         return (
             own.table.name == request.table.name
@@ -59,9 +59,10 @@ class PreparedRows:
 
 
 class TableBinding:
-    """Made by an optimizer, which pushes gradients of rows, or by an evaluator, which only reads rows.
+    """The tables of one model in this process. An optimizer makes it and pushes the gradients of rows; an evaluator
+    only reads.
 
-    Used by the training thread; gradients come in from the threads of backward.
+    Used by the training thread; gradients arrive in the threads of backward.
     """
 
     def __init__(self, declared: DeclaredTables, source: Callable[[], RowSource], *, trains: bool) -> None:
@@ -88,9 +89,9 @@ class TableBinding:
     # -- forward passes
 
     def rows(self, requests: Sequence[RowRequest]) -> list[tuple[torch.Tensor, DistinctIds]]:
-        """For each request its rows, float32, on the device of its ids; their gradients reach the next push.
+        """Return the rows of each request, float32, on the device of its ids; their gradients reach the next push.
 
-        Those that get no gradient are the caller's: nobody else reads them. Waits for rows that ``prepare`` has
+        Rows without gradients belong to the caller: nobody else reads them. Waits for rows that ``prepare`` has
         requested, and requests the others together. Raises PsError.
         """
         found = [self._find(request) for request in requests]
@@ -106,18 +107,18 @@ class TableBinding:
         ]
 
     def prepare(self, requests: Sequence[RowRequest], ahead: int) -> list[PreparedRows]:
-        """Request rows of a later batch: for the next push, or the one ``ahead`` pushes after it."""
+        """Request the rows of a later batch: for the next push, or the one ``ahead`` pushes after it."""
         phase, clock = self._source().next_position
         readies = self._ask(requests, [distinct(request) for request in requests], (phase, clock + ahead))
         self._ready += readies
         return readies
 
     def discard(self, readies: Sequence[PreparedRows]) -> None:
-        """Drop rows that were prepared."""
+        """Drop prepared rows."""
         self._ready = [ready for ready in self._ready if ready not in readies]
 
     def _find(self, request: RowRequest) -> PreparedRows | DistinctIds:
-        """Prepared rows that are not too old; else the ids to request."""
+        """Return prepared rows that are not too old; else the ids to request."""
         position = self._source().next_position if self._ready else (0, 0)
         usable = [
             ready
@@ -151,7 +152,7 @@ class TableBinding:
         ]
 
     def _tracked(self, ready: PreparedRows, request: RowRequest, *, is_shared: bool) -> torch.Tensor:
-        """``is_shared``: rows that were prepared, for any number of forward passes."""
+        """``is_shared``: prepared rows, which any number of forward passes may use."""
         rows = ready.values.detach().to(request.ids[0].device)
         if self.trains and torch.is_grad_enabled():
             rows.requires_grad_()
@@ -163,7 +164,7 @@ class TableBinding:
     # -- steps
 
     def collect(self) -> RowUpdate:
-        """The gradients since the last step."""
+        """Return the gradients since the last step."""
         found = (gradients.collect() for gradients in self.gradients)
         return RowUpdate([gradients for gradients in found if gradients is not None])
 
@@ -174,7 +175,7 @@ class TableBinding:
 
 
 def bound_of(table: Table) -> TableBinding:
-    """The binding of ``table``. Raises InvalidRequest before it has one, and after that was closed."""
+    """Return the binding of ``table``. Raises InvalidRequest before it has one, and after that was closed."""
     binding = table.bound[0] if table.bound is not None else None
     if not isinstance(binding, TableBinding) or binding.closed:
         raise InvalidRequest(

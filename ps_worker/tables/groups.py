@@ -18,13 +18,14 @@ Groups = list[dict[str, Any]]
 
 
 class TableGroups:
-    """Used by the optimizer, in its thread. torch sometimes replaces the groups, in the same order.
+    """The parameter groups of tables, which follow those of variables. Used by the optimizer, in its thread.
 
-    The parameters of a table's group are the rows that have a gradient, so that torch's tools find them.
+    The parameters of a table's group are the rows that have a gradient, so that torch's tools find them. torch
+    sometimes replaces the groups, in the same order.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, tables: TableBinding) -> None:
-        """Adds a group for each table to ``optimizer``, which has all others."""
+        """Add a group for each table to ``optimizer``, which has all others."""
         self._tables = tables
         self._first = len(optimizer.param_groups)
         self._sent: tuple[list[RowOptions], tuple[RowOptions, ...]] = [], ()
@@ -35,11 +36,11 @@ class TableGroups:
         self._show_rows(optimizer)
 
     def others(self, groups: Groups) -> Groups:
-        """The groups of variables."""
+        """Return the groups of variables."""
         return groups[: self._first]
 
     def options(self, groups: Groups) -> tuple[RowOptions, ...]:
-        """Each table's options that are not as declared; the same object until one changes."""
+        """Return the options of each table that are not as declared; the same object until one changes."""
         options: list[RowOptions] = [
             {name: float(group[name]) for name in table.options}
             for group, table in zip(self._own(groups), self._tables.specs, strict=True)
@@ -51,7 +52,7 @@ class TableGroups:
 
     @contextmanager
     def without_rows(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Without the rows: they change with every step, so they have no number in a ``state_dict``."""
+        """A context without the rows: they change with every step, so they have no number in a ``state_dict``."""
         for group in self._own(optimizer.param_groups):
             group["params"] = []
         try:
@@ -60,7 +61,9 @@ class TableGroups:
             self._show_rows(optimizer)
 
     def completed(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """``state_dict``, with the present options where it has no tables. Raises InvalidRequest for other tables."""
+        """Return ``state_dict``, with the present options where it has no tables. Raises InvalidRequest for other
+        tables.
+        """
         if not self._tables.specs:
             return state_dict
         groups = state_dict["param_groups"]
@@ -76,7 +79,7 @@ class TableGroups:
         return state_dict
 
     def _own(self, groups: Groups) -> Groups:
-        """The groups of tables; a model without them may have others behind those of variables."""
+        """The groups of tables. A model without tables may have other groups behind those of variables."""
         return groups[self._first : self._first + len(self._tables.specs)]
 
     def _show_rows(self, optimizer: torch.optim.Optimizer) -> None:

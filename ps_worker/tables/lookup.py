@@ -27,13 +27,13 @@ class RequestedRows:
 
 @dataclass(slots=True)
 class ShardLookup:
-    """The part of one shard. Filled when its answer is received, which sets ``arrived``."""
+    """The part of a lookup on one shard. Its answer fills it and sets ``arrived``."""
 
     tables: list[RowCount] = field(default_factory=list)
     ids: list[memoryview] = field(default_factory=list)
     #: The memory for the answer, in the order of ``tables``.
     pieces: list[memoryview] = field(default_factory=list)
-    #: Rows to be copied afterwards: the target, the indexes in it, and the received rows.
+    #: Rows to copy after the answer: the target, the indexes in it, and the received rows.
     scattered: list[tuple[Rows, Ids, Rows]] = field(default_factory=list)
     arrived: bool = False
     error: PsError | None = None
@@ -52,22 +52,22 @@ class Lookup:
         #: By shard.
         self.parts: dict[int, ShardLookup] = {}
         self._finished = False
-        #: When the shards were asked first, for a trace; 0: not yet.
+        #: Time of the first request, for a trace; 0: none was sent.
         self.asked_ns = 0
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
+        """Number of rows."""
         return sum(len(each.ids) for each in self._wanted)
 
     @property
     def arrived(self) -> bool:
-        """Whether every shard has answered, and none of them that its rows have moved."""
+        """Whether every shard has answered, and no shard that its rows have moved."""
         parts = self.parts.values()
         return self._router is not None and all(p.arrived and not isinstance(p.error, ModelMoved) for p in parts)
 
     def lay_out(self, router: RowRouter) -> None:
-        """Split it by ``router``; after buckets have moved, rows that are not complete are requested again."""
+        """Split the lookup by ``router``; after buckets have moved, rows that are not complete are requested again."""
         if self._router is router or self.arrived:
             return
         self._router, self.parts = router, {}

@@ -322,7 +322,9 @@ def embedding_bags(
 
 
 def table_of(given: Table | TableModule | int, settings: Mapping[str, Any]) -> Table:
-    """The table given, or a new one. Raises InvalidRequest for settings of an existing table, and for other types."""
+    """Return the table given, or a new one. Raises InvalidRequest for settings of an existing table, and for other
+    types.
+    """
     if isinstance(given, int) and not isinstance(given, bool):
         return Table(given, **settings)
     if isinstance(given, TableModule) and len(given.tables) == 1:

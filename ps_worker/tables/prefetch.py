@@ -28,13 +28,13 @@ class PrefetchedRows:
     readies: list[tuple[TableBinding, list[PreparedRows]]]
 
     def discard(self) -> None:
-        """Drop them: the loop has finished the batch."""
+        """Drop the rows: the loop has finished the batch."""
         for bound, readies in self.readies:
             bound.discard(readies)
 
 
 class Prefetch(Generic[T]):
-    """What ``cluster.prefetch`` returns. Used by the training thread; each iteration is one of the loader."""
+    """What ``Cluster.prefetch`` returns. Used by the training thread; each iteration is one of the loader."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from ps_worker.tables.row_payloads import TableGradients
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LookupGradient:
-    """Rows of one forward pass with a gradient."""
+    """Rows of one forward pass that have a gradient."""
 
     #: Number of the forward pass.
     order: int
@@ -26,12 +26,12 @@ class LookupGradient:
     rows: torch.Tensor
 
     def gradient(self) -> Rows:
-        """float32 [n, dim]"""
+        """Return the gradients, float32 [n, dim]."""
         assert self.rows.grad is not None
         return self._of_ids(self.rows.grad)
 
     def values(self) -> Rows:
-        """float32 [n, dim]"""
+        """Return the values, float32 [n, dim]."""
         return self._of_ids(self.rows)
 
     def _of_ids(self, tensor: torch.Tensor) -> Rows:
@@ -39,7 +39,7 @@ class LookupGradient:
 
 
 class RowGradients:
-    """Used by the training thread, and by the threads of backward, one at a time.
+    """The gradients of one table. Used by the training thread, and by the threads of backward, one at a time.
 
     Rows are kept from the moment they have a gradient: a forward pass without a backward keeps none, and ``zero_grad``
     between the two has no effect on them.
@@ -50,7 +50,7 @@ class RowGradients:
         self._gradients: list[LookupGradient] = []
 
     def expect(self, order: int, ids: Ids, rows: torch.Tensor) -> None:
-        """Rows of a forward pass, numbered in rising order, may get a gradient."""
+        """Keep the rows of forward pass ``order``, a rising number, once they have a gradient."""
         rows.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             partial(self._on_gradient, order, ids)
         )
@@ -59,14 +59,14 @@ class RowGradients:
     def tensors(self) -> list[torch.Tensor]:
         """The rows with a gradient since the last step: none, or one tensor, in whose gradient each id is once.
 
-        Its norm is that of the table's whole gradient, over any number of forward passes. Values written to its
+        Its norm is that of the whole gradient of the table, over any number of forward passes. Values written to its
         gradient are pushed.
         """
         self._merge()
         return [each.rows for each in self._gradients]
 
     def collect(self) -> TableGradients | None:
-        """The gradients of each id, added up in the order of the forward passes; None when there is none at all."""
+        """Return the sum of the gradients of each id, in the order of the forward passes; None: there are none."""
         self._merge()
         return next((TableGradients(self._table, each.ids, each.gradient()) for each in self._gradients), None)
 
@@ -75,7 +75,7 @@ class RowGradients:
         self._gradients.clear()
 
     def _merge(self) -> None:
-        """Join all gradients into one. A graph that was kept may later add another."""
+        """Add all gradients into one. A graph that was kept may later add another."""
         gradients = sorted(
             (each for each in self._gradients if each.rows.grad is not None), key=lambda each: each.order
         )
@@ -112,7 +112,7 @@ class RowTensors(Sequence[torch.Tensor]):
 
 
 def _sum_of(lookups: Sequence[LookupGradient]) -> LookupGradient:
-    """All ids of ``lookups`` once, with the sum of their gradients and the newest of their values."""
+    """Return all ids of ``lookups`` once, with the sum of their gradients and the newest of their values."""
     ids, places = unique(np.concatenate([each.ids for each in lookups]))
     gradients = np.concatenate([each.gradient() for each in lookups])
     total = np.zeros((len(ids), gradients.shape[1]), np.float32)

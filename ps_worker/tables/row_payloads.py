@@ -15,7 +15,7 @@ from ps_worker.tables.compiled import Ids, Rows, split
 
 
 class RowRouter:
-    """Immutable; replaced when buckets have moved."""
+    """Which shard each row is on, by one shard map. Immutable; replaced when buckets have moved."""
 
     def __init__(self, shard_map: ShardMap) -> None:
         self.shard_map = shard_map
@@ -24,7 +24,7 @@ class RowRouter:
         self._sole = [owners[0] if len(set(owners)) == 1 else -1 for owners in shard_map.tables]
 
     def split(self, table: int, ids: Ids) -> Iterator[tuple[int, Ids | None]]:
-        """The shards that ``ids`` are on, each with the indexes of its own, in order; None: all of them."""
+        """Yield the shards that ``ids`` are on, each with the indexes of its ids, in order; None: all of them."""
         if self._sole[table] >= 0:
             if ids.size:
                 yield self._sole[table], None
@@ -41,27 +41,27 @@ class RowRouter:
 
 @dataclass(frozen=True, slots=True)
 class TableGradients:
-    """Gradients of one table: int64 [n], no id twice, and float32 [n, dim]."""
+    """Gradients of one table: distinct ids, int64 [n], and float32 [n, dim]."""
 
     table: int
     ids: Ids
     gradients: Rows
 
     def is_finite(self) -> bool:
-        """Whether there is no NaN or infinity."""
+        """Return whether there is no NaN or infinity."""
         values = torch.from_numpy(self.gradients)
         # The sum of large finite values may overflow.
         return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
     def squared_norm(self) -> float:
-        """The sum of squares."""
+        """Return the sum of squares."""
         norm = float(torch.linalg.vector_norm(torch.from_numpy(self.gradients)))
         return norm * norm
 
 
 @dataclass(frozen=True, slots=True)
 class RowPayload:
-    """One shard's part: its header entries, and the bytes of all ids and then of all gradients."""
+    """The part of one shard: its header entries, and the bytes of all ids and then of all gradients."""
 
     tables: Sequence[RowCount] = ()
     pieces: Sequence[memoryview] = ()
@@ -74,7 +74,7 @@ NO_ROWS = RowPayload()
 class RowUpdate:
     """The row gradients of one step; must not change until the step is over. Used by one thread at a time.
 
-    A repeated push has the same bytes; after buckets have moved it is split again.
+    A repeated push has the same bytes. After buckets have moved, the update is split again.
     """
 
     tables: Sequence[TableGradients]
@@ -82,7 +82,7 @@ class RowUpdate:
     _payloads: dict[int, RowPayload] = field(default_factory=dict, init=False)
 
     def of(self, router: RowRouter, shard: int) -> RowPayload:
-        """The part of ``shard``. It names every table, also those without a row there."""
+        """Return the part of ``shard``. It names every table, also those without a row there."""
         if self._router is not router:
             self._router, self._payloads = router, self._split(router)
         return self._payloads.get(shard) or RowPayload([RowCount(each.table, 0) for each in self.tables])
@@ -107,7 +107,7 @@ class RowUpdate:
 
 
 def array_bytes(array: Ids | Rows) -> memoryview:
-    """The bytes of a contiguous array."""
+    """Return the bytes of a contiguous array."""
     return memoryview(array.reshape(-1).view(np.uint8).data)
 
 
@@ -119,7 +119,7 @@ InitialRows = Mapping[int, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """One upload to one shard, which keeps rows that it has already."""
+    """One upload of first values to one shard; the shard keeps rows that it has already."""
 
     shard: int
     table: int
@@ -129,7 +129,7 @@ class RowsCall:
 
 
 def uploads(initial: InitialRows, router: RowRouter) -> Iterator[RowsCall]:
-    """All calls, one at a time."""
+    """Yield the calls that upload first values, one at a time."""
     for table, values in initial.items():
         for begin in range(0, len(values), _CALL_ROWS):
             piece = np.ascontiguousarray(values[begin : begin + _CALL_ROWS].detach().cpu().numpy(), np.float32)

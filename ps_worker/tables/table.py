@@ -21,7 +21,7 @@ _ANY_SEED = 0
 
 
 class RowBinding(Protocol):
-    """The tables of one model in this process, as their modules know it."""
+    """The tables of one model in this process, as their modules see it."""
 
     @property
     def trains(self) -> bool:
@@ -35,7 +35,7 @@ class RowBinding(Protocol):
 
     @property
     def gradients(self) -> Sequence[RowGradients]:
-        """Of each table."""
+        """The gradients of each table."""
         ...
 
 
@@ -149,7 +149,7 @@ class TableModule(torch.nn.Module):
     """A module whose rows are in tables. ``tables`` are its own, in the order of its features.
 
     Its parameters are the rows with a gradient since the last step, so that ``clip_grad_norm_(model.parameters(), …)``
-    finds them. They are in no ``state_dict``, and do not move with the module to a device.
+    finds them. They are in no ``state_dict``, and do not move to a device with the module.
     """
 
     tables: tuple[Table, ...]
@@ -200,14 +200,14 @@ class TableModule(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTables:
-    """The tables of one model: the declarations, and for each the table objects of the script."""
+    """The tables of one model: the declarations, and the table objects of the script for each."""
 
     specs: tuple[TableSpec, ...] = ()
     tables: tuple[tuple[Table, ...], ...] = ()
     modules: tuple[TableModule, ...] = ()
 
     def initial_rows(self) -> dict[int, torch.Tensor]:
-        """By number, the first values of tables that have some."""
+        """Return the first values of tables that have some, by number of the table."""
         firsts = enumerate(next((t.initial for t in tables if t.initial is not None), None) for tables in self.tables)
         return {number: initial for number, initial in firsts if initial is not None}
 
@@ -222,7 +222,7 @@ NO_TABLES = DeclaredTables()
 
 
 def declared(modules: Iterable[torch.nn.Module], seed: Callable[[], int]) -> DeclaredTables:
-    """The tables that ``modules`` use, in the order found; ``seed()`` is the job's.
+    """Return the tables that ``modules`` use, in the order found; ``seed()`` is the seed of the job.
 
     Raises InvalidRequest when two of one name have different settings.
     """
@@ -252,7 +252,7 @@ def _check_same(first: TableSpec, second: TableSpec) -> None:
 
 
 def modules_in(given: Iterable[object]) -> list[torch.nn.Module]:
-    """Every module in what ``cluster.optimizer(…, tables=…)`` was given. Raises InvalidRequest for anything else."""
+    """Return every module in the argument ``tables`` of an optimizer. Raises InvalidRequest for other objects."""
     modules: list[torch.nn.Module] = []
     for each in given:
         if not isinstance(each, torch.nn.Module):
@@ -264,7 +264,7 @@ def modules_in(given: Iterable[object]) -> list[torch.nn.Module]:
 
 
 def table_differences(theirs: Sequence[TableSpec], own: Sequence[TableSpec]) -> list[str]:
-    """The differences because of which ``own`` tables cannot read the declared ones, ``theirs``, as text."""
+    """Return, as text, the differences because of which ``own`` tables cannot read the declared ones, ``theirs``."""
     dims = {spec.name: spec.dim for spec in own}
     differences = [f"table '{spec.name}' is missing here" for spec in theirs if spec.name not in dims]
     differences += [
@@ -277,7 +277,7 @@ def table_differences(theirs: Sequence[TableSpec], own: Sequence[TableSpec]) -> 
 
 
 def matched(own: DeclaredTables, theirs: Sequence[TableSpec]) -> DeclaredTables:
-    """``own`` tables in the order of the declared ones, ``theirs``, which have the same names."""
+    """Return ``own`` tables in the order of the declared ones, ``theirs``, which have the same names."""
     by_name = {spec.name: tables for spec, tables in zip(own.specs, own.tables, strict=True)}
     return DeclaredTables(tuple(theirs), tuple(by_name[spec.name] for spec in theirs), own.modules)
 
