@@ -21,8 +21,7 @@ from pathlib import Path
 import psutil
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.cluster.held import LogCounts, TableCounts
-from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, LogCounts, MemberStats, Role, TableCounts
 from ps_protocol.model.spec import DType, ModelSpec, Variable
 
 BEAT_SECONDS = 1.0

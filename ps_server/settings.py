@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 import click
 from click.core import ParameterSource
 
-from ps_protocol.cluster.service_links import is_service_link
+from ps_protocol.cluster.address import is_service_link
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

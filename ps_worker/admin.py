@@ -22,11 +22,19 @@ from ps_protocol.client.admin import (
 )
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.model_status import ModelRates, TableTotals
-from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves, JobHistory, PlacedVariable
 from ps_protocol.cluster.job_state import JobState, ailments, job_state
 from ps_protocol.cluster.scaling import ScaleProgress
-from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, MemberStats, MemberStatus, MoveProgress, Role
+from ps_protocol.cluster.view import (
+    ClusterStatus,
+    ClusterView,
+    JobEvent,
+    Member,
+    MemberStats,
+    MemberStatus,
+    MoveProgress,
+    Role,
+)
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security

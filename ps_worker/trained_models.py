@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
-from ps_protocol.cluster.closed_model import ClosedModelAsk
+from ps_protocol.cluster.view import ClosedModelAsk
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import EventLogger
 from ps_worker.deadlock_avoidance import DeadlockAvoidance, no_op_steps, worker_clocks

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.view import (
     BarrierState,
+    ClosedModelAsk,
     ClusterStatus,
     ClusterView,
     Joined,

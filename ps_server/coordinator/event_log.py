@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ps_protocol.cluster.events import JobEvent
+from ps_protocol.cluster.view import JobEvent
 
 EVENTS = 400
 """How many are kept."""

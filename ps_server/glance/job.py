@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.job_state import headline, job_state
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import JobEvent, Role
 from ps_server.glance.alerts import Alert, alerts_of
 from ps_server.glance.shards import ShardGlance, TableGlance, shards_of, tables_of
 from ps_server.glance.workers import WorkerGlance, workers_of

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ps_protocol.cluster.held import LogCounts, TableCounts
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.job_state import current_members, note_of, state_of
-from ps_protocol.cluster.view import MemberStatus, Role
+from ps_protocol.cluster.view import LogCounts, MemberStatus, Role, TableCounts
 from ps_server.glance.workers import is_silent
 
 

@@ -15,10 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ps_protocol.client.model_status import TableTotals
-from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import Curve, Curves, JobHistory
 from ps_protocol.cluster.job_state import current_members, expiring, note_of, time_text
-from ps_protocol.cluster.view import ClusterStatus, Role
+from ps_protocol.cluster.view import ClusterStatus, JobEvent, Role
 from ps_protocol.text import printable
 from ps_server.glance.job import JobGlance, glance_of
 from ps_server.glance.shards import ShardGlance, TableGlance

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from ps_protocol.cluster.held import TableCounts
-from ps_protocol.cluster.view import MemberStats
+from ps_protocol.cluster.view import MemberStats, TableCounts
 from ps_protocol.metrics.common import COMMON, read_common
 from ps_protocol.metrics.definition import Catalogue, HistogramValue, Sample
 from ps_server.consistency import FAILED, Verdict

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ps_protocol.cluster.quiesced import ModelPosition
+from ps_protocol.cluster.model_status import ModelPosition
 from ps_protocol.errors import ConfigError, InvalidRequest, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.times import QUIESCE_SECONDS

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from ps_protocol import times
-from ps_protocol.cluster.address import split_address
-from ps_protocol.cluster.service_links import is_service_link
+from ps_protocol.cluster.address import is_service_link, split_address
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import Role

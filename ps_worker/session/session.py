@@ -16,12 +16,11 @@ import torch
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.transport import Transport
-from ps_protocol.cluster.view import ClusterView, JoinRequest, Member, Role
+from ps_protocol.cluster.view import ClosedModelAsk, ClusterView, JoinRequest, Member, Role
 from ps_protocol.errors import ModelReleased, NotReady, Retryable, StateLost, Unavailable, UnknownModel
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap

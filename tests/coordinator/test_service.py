@@ -11,8 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.cluster.held import LogCounts, TableCounts
-from ps_protocol.cluster.view import JoinRequest, Member, MemberStats, Role
+from ps_protocol.cluster.view import JoinRequest, LogCounts, Member, MemberStats, Role, TableCounts
 from ps_protocol.errors import (
     Fenced,
     InvalidRequest,

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.cluster.held import LogCounts, TableCounts
 from ps_protocol.cluster.history import JobHistory
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import LogCounts, Role, TableCounts
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.glance.job import glance_of
 from tests.glance.jobs import entry, history, shard, worker

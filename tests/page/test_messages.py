@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import Curve, Curves, JobHistory
+from ps_protocol.cluster.view import JobEvent
 from ps_server.page.messages import PageState, Viewer, curves_from, plain, to_json, whole
 from tests.glance.jobs import history, shard, worker
 

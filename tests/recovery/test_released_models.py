@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.cluster.closed_model import ClosedModelAsk
-from ps_protocol.cluster.view import JoinRequest, Role
+from ps_protocol.cluster.view import ClosedModelAsk, JoinRequest, Role
 from ps_protocol.errors import ModelReleased
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, Variable

@@ -14,14 +14,13 @@ import grpc
 from ps_protocol import times
 from ps_protocol.client.connection import CoordinatorConnection
 from ps_protocol.client.coordinator_streams import MoveStream, ScaleStream, ViewStream
-from ps_protocol.client.member_sessions import MemberSessions
-from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.scaling import ScaleAsk, ScaleOrder
 from ps_protocol.cluster.view import (
     BarrierState,
+    ClosedModelAsk,
     ClusterStatus,
     ClusterView,
     HeartbeatAnswer,
@@ -33,12 +32,36 @@ from ps_protocol.cluster.view import (
 )
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import open_channel
+from ps_protocol.security.credentials import SESSION, SessionCredential
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert import cluster as convert
 from ps_protocol.wire.convert.cluster import LEASE_ANSWER, LEASE_ASK, SCALE_ASK, SCALE_ORDER, history_from_pb
 from ps_protocol.wire.convert.exchange import exchange_state_from_pb, exchange_to_pb
 from ps_protocol.wire.convert.model import CONSISTENCY, SHARD_MAP, SPEC
+
+
+class MemberSessions:
+    """Owned by one CoordinatorClient, which joins and renews. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._credentials: dict[int, SessionCredential] = {}
+        #: Verifies the sessions of this job; empty where nobody is authenticated.
+        self.public_key = b""
+
+    def of(self, member: Member) -> SessionCredential:
+        """The credential of ``member``, renewed in place; empty before it joined."""
+        return self._credentials.setdefault(member.incarnation, SessionCredential())
+
+    def forget(self, member: Member) -> None:
+        """The membership has ended."""
+        self._credentials.pop(member.incarnation, None)
+
+    def metadata(self, member: Member) -> tuple[tuple[str, bytes], ...]:
+        """Of a call by ``member`` to the coordinator."""
+        credential = self._credentials.get(member.incarnation)
+        return ((SESSION, credential.token),) if credential and credential.token else ()
+
 
 LINEAGE_VARIABLE = "PS_LINEAGE"
 """Set by a supervisor to the same text for all processes that it starts for one place, one after the other. Such a

@@ -37,3 +37,11 @@ def split_address(text: str, whose: str = "the coordinator", setting: str = "--c
         remedy = f"put the IPv6 address in brackets, as [{bare}]:{port}," if ":" in bare else f"correct {host!r}"
         raise refused("it has no host" if not host else "its host is not valid", remedy)
     return bare, int(port)
+
+
+_SCHEMES = ("tcp://", "udp://", "sctp://")
+
+
+def is_service_link(value: str) -> bool:
+    """Whether ``value`` is that of such a variable, and no port that somebody has set."""
+    return value.startswith(_SCHEMES)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ps_protocol.cluster.events import JobEvent
-from ps_protocol.cluster.view import ClusterStatus
+from ps_protocol.cluster.view import ClusterStatus, JobEvent
 
 
 @dataclass(frozen=True, slots=True)

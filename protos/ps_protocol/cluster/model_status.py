@@ -1,9 +1,9 @@
-"""What a shard says of one model: how far it and its workers are, and what it has of tables."""
+"""What a shard reports of one model: the positions of its workers, its tables, and where it stands when paused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ps_protocol.cluster.transport import Transport
 
@@ -64,3 +64,17 @@ class ModelStatus:
     assigned_checksums: Mapping[int, int]
     #: Of each parameter group, as in the last step since this shard process began; empty before one.
     learning_rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPosition:
+    """The pushes of one model that a shard has accepted, or has to accept before it pauses."""
+
+    model: str
+    #: By rank and incarnation, the sequence of the last push accepted.
+    accepted: Mapping[tuple[int, int], int]
+    #: Of the last round applied in sync.
+    phase: int = 0
+    clock: int = 0
+    #: By rank and incarnation, the sequence of the first accepted push whose round is still open.
+    open: Mapping[tuple[int, int], int] = field(default_factory=dict)

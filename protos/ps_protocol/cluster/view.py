@@ -1,4 +1,4 @@
-"""The cluster as its members see it: who lives, which mode holds, which models are placed."""
+"""The cluster as its members and its users see it: members and their statistics, the mode, the models, events."""
 
 from __future__ import annotations
 
@@ -7,10 +7,69 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.cluster.events import JobEvent
-from ps_protocol.cluster.held import LogCounts, TableCounts
 from ps_protocol.cluster.job import DEFAULT_JOB
+from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import Consistency
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedModelAsk:
+    """What a worker asks when it has closed a model."""
+
+    model: str
+    #: Of the shard map that it has; tells the model from another one of this name.
+    epoch: int
+    #: Drop the model on all shards, with the last worker that uses it.
+    release: bool
+
+    def __post_init__(self) -> None:
+        if not self.epoch:
+            raise InvalidRequest("a model that was closed had a shard map", expected="its epoch, from 1", actual="0")
+
+
+@dataclass(frozen=True, slots=True)
+class TableCounts:
+    """The part of one table that a shard holds."""
+
+    model: str
+    table: str
+    rows: int
+    #: Ids that have been used and have no row yet.
+    waiting: int
+    #: Bytes of rows, ids and maps.
+    size_bytes: int
+    #: Since the shard began: rows that came, that expired, that were evicted.
+    inserted: int
+    expired: int
+    evicted: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogCounts:
+    """The log and the snapshots in a shard's data directory."""
+
+    #: The number of the last record.
+    records: int
+    #: Written since the process began.
+    written_bytes: int
+    #: Written since the last snapshot: what a restart replays.
+    unsaved_bytes: int
+    #: Since the last snapshot was complete; None: this process has made none.
+    snapshot_age_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that happened, in words."""
+
+    #: Rises by one with every event.
+    number: int
+    #: Seconds since 1970.
+    at_seconds: float
+    text: str
+    #: Something was lost or is wrong.
+    warning: bool = False
+
 
 TOOK_OVER = "it took the place of the shard"
 """Why a standby leaves that has become the shard."""

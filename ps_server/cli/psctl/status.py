@@ -18,9 +18,8 @@ from rich.live import Live
 
 from ps_protocol.client.admin import AdminClient
 from ps_protocol.client.model_status import TableTotals
-from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.job_state import ailments, expiring, has_expired, job_state, time_text
-from ps_protocol.cluster.view import ClusterStatus, ClusterView, MemberStatus
+from ps_protocol.cluster.view import ClusterStatus, ClusterView, JobEvent, MemberStatus
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output import echo, note, output_option, to_json
 from ps_server.cli.psctl.wait import UNHEALTHY

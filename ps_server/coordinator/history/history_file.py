@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves
+from ps_protocol.cluster.view import JobEvent
 from ps_protocol.errors import DamagedData
 from ps_protocol.files import replace_file
 from ps_server.coordinator.event_log import EVENTS, TEXT_CHARACTERS

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ps_protocol import retry
 from ps_protocol import times as shared
-from ps_protocol.cluster.quiesced import ModelPosition
+from ps_protocol.cluster.model_status import ModelPosition
 from ps_protocol.cluster.view import ClusterView, Member, MoveProgress, Role
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, PsError, Retryable, StorageFull, Unavailable
 from ps_protocol.logs import EventLogger

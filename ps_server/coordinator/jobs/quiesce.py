@@ -12,8 +12,7 @@ from typing import Any
 import grpc
 
 from ps_protocol import times
-from ps_protocol.cluster.model_status import ModelStatus
-from ps_protocol.cluster.quiesced import ModelPosition
+from ps_protocol.cluster.model_status import ModelPosition, ModelStatus
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import NotReady, Unavailable
 from ps_protocol.model.spec import ShardMap

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from ps_protocol.cluster.closed_model import ClosedModelAsk
+from ps_protocol.cluster.view import ClosedModelAsk
 from ps_protocol.errors import NotReady
 from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from ps_protocol.cluster.held import LogCounts
+from ps_protocol.cluster.view import LogCounts
 from ps_protocol.errors import ModelMoved, ModelReleased, PsError, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from ps_protocol.cluster.held import LogCounts
+from ps_protocol.cluster.view import LogCounts
 from ps_protocol.errors import PsError
 from ps_protocol.logs import EventLogger
 from ps_server.cli.options.storage import Durability, StorageConfig

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from ps_protocol.client.model_status import TableTotals
-from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.job_state import time_text
-from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, MemberStats, MemberStatus, Role
+from ps_protocol.cluster.view import ClusterStatus, ClusterView, JobEvent, Member, MemberStats, MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.screen import Folders, Screen, silent_workers, summary

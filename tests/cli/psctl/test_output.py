@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from ps_protocol.client.model_status import TableTotals
-from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.view import (
     ClusterStatus,
     ClusterView,
+    JobEvent,
     LogCounts,
     Member,
     MemberStats,

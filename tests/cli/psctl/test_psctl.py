@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.cluster.closed_model import ClosedModelAsk
-from ps_protocol.cluster.view import JoinRequest, MemberStats, Role
+from ps_protocol.cluster.view import ClosedModelAsk, JoinRequest, MemberStats, Role
 from ps_protocol.model.spec import Mode
 from ps_server.cli.psctl import connection, main
 from ps_server.coordinator.settings import ClusterSettings

@@ -17,9 +17,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.cluster.held import LogCounts
 from ps_protocol.cluster.history import Curve, Curves, JobHistory
-from ps_protocol.cluster.view import TOOK_OVER, JoinRequest, Member, MemberStats, Role
+from ps_protocol.cluster.view import TOOK_OVER, JoinRequest, LogCounts, Member, MemberStats, Role
 from ps_server.cli.psctl import main
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import CheckpointFacts, Curves
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import JobEvent, Role
 from ps_protocol.errors import DamagedData
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.event_log import EVENTS, EventLog

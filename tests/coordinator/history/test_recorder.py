@@ -10,9 +10,8 @@ import pytest
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.cluster.held import TableCounts
 from ps_protocol.cluster.history import JobHistory
-from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role, TableCounts
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.wire.convert.cluster import history_from_pb, history_to_pb
 from ps_server.coordinator.driver import Driver

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ps_protocol.cluster.quiesced import ModelPosition
+from ps_protocol.cluster.model_status import ModelPosition
 from ps_protocol.wire.convert.shard import POSITION
 from ps_server.coordinator.jobs.quiesce import QuiesceLost, check_same_position
 

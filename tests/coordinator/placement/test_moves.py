@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ps_protocol import retry
-from ps_protocol.cluster.closed_model import ClosedModelAsk
-from ps_protocol.cluster.view import MoveProgress, Role
+from ps_protocol.cluster.view import ClosedModelAsk, MoveProgress, Role
 from ps_protocol.errors import NotReady, PsError, StorageFull, Unavailable, UnknownShard
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.move_runner import MoveRunner

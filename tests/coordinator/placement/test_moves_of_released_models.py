@@ -4,8 +4,7 @@ from contextlib import aclosing
 
 import pytest
 
-from ps_protocol.cluster.closed_model import ClosedModelAsk
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import ClosedModelAsk, Role
 from ps_protocol.errors import ModelReleased
 from ps_server.coordinator.jobs.release_runner import ReleaseRunner
 from ps_server.coordinator.placement.move_plan import Wish

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.cluster.closed_model import ClosedModelAsk
-from ps_protocol.cluster.view import Joined, Member, Role
+from ps_protocol.cluster.view import ClosedModelAsk, Joined, Member, Role
 from ps_protocol.errors import Fenced, ModelReleased, NotReady, Unavailable, UnknownModel
 from ps_protocol.model.spec import ShardMap
 from ps_server.coordinator.driver import Driver

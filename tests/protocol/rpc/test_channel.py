@@ -30,7 +30,6 @@ ALLOWED = {
     "ps_protocol/rpc/channel.py": OPENERS | SERVERS,
     # Probes that send nothing: whether somebody listens, with which certificate, and whether a port is free.
     "ps_protocol/rpc/reach.py": {"socket.create_connection"},
-    "ps_protocol/rpc/tls_probe.py": {"socket.create_connection"},
     "ps_server/serving/grpc_server.py": {"socket.socket"},
     "ps_server/cli/launcher/replicas.py": {"socket.socket"},
     # Asks for a route; nothing is sent or heard.

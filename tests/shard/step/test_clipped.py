@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ps_protocol.cluster.quiesced import ModelPosition
+from ps_protocol.cluster.model_status import ModelPosition
 from ps_protocol.errors import InternalError, InvalidRequest, Unavailable
 from ps_protocol.model.spec import Consistency, Mode, NonFinite, ShardMap, Slice
 from ps_server.consistency import Position, PushInfo, Verdict, WorkerKey

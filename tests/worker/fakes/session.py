@@ -10,9 +10,8 @@ import grpc
 import numpy as np
 import torch
 
-from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.transport import Transport
-from ps_protocol.cluster.view import ClusterView
+from ps_protocol.cluster.view import ClosedModelAsk, ClusterView
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import Consistency, Mode, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import open_channel

@@ -10,9 +10,8 @@ import numpy as np
 
 from ps_protocol.model.layout import ArenaSpan, Layout
 from ps_protocol.model.spec import DType, Kind
+from ps_protocol.wire.codecs.built_in import RawCodec, codec_of
 from ps_protocol.wire.codecs.codec import Buffer, Bytes, Codec, DTypeOf, Elements, as_bytes, check_length
-from ps_protocol.wire.codecs.raw import RawCodec
-from ps_protocol.wire.codecs.registry import codec_of
 from ps_protocol.wire.formats import Wire
 
 #: 16-bit elements are small already, integers and buffers are to arrive exactly.

@@ -7,24 +7,25 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from ps_protocol.cluster.closed_model import ClosedModelAsk
-from ps_protocol.cluster.events import JobEvent
-from ps_protocol.cluster.held import LogCounts, TableCounts
 from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves, JobHistory, PlacedVariable
 from ps_protocol.cluster.job import DEFAULT_JOB, job_name
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
 from ps_protocol.cluster.scaling import ScaleAsk, ScaleOrder, ScaleProgress
 from ps_protocol.cluster.view import (
     BarrierState,
+    ClosedModelAsk,
     ClusterStatus,
     ClusterView,
+    JobEvent,
     Joined,
     JoinRequest,
+    LogCounts,
     Member,
     MemberStats,
     MemberStatus,
     MoveProgress,
     Role,
+    TableCounts,
 )
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.text import printable

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from ps_protocol.cluster.model_status import ModelStatus, TableStatus, WorkerStatus
-from ps_protocol.cluster.quiesced import ModelPosition
+from ps_protocol.cluster.model_status import ModelPosition, ModelStatus, TableStatus, WorkerStatus
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.payload_headers import BucketHeader, StateHeader
 from ps_protocol.rpc.channel import SHARD_KEY

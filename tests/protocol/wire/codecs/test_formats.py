@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.wire.codecs import codec_of
-from ps_protocol.wire.codecs.registry import CODECS
+from ps_protocol.wire.codecs.built_in import CODECS
 from ps_protocol.wire.formats import Wire, WireFormat
 from tests.protocol.wire.codecs.support import bits, decoded, encoded
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.wire.codecs import largest as module
-from ps_protocol.wire.codecs.largest import largest
+from ps_protocol.wire.codecs import built_in as module
+from ps_protocol.wire.codecs.built_in import largest
 from tests.support.length import examples
 
 
