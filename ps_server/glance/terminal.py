@@ -60,7 +60,7 @@ def glance_view(glance: JobGlance, curves: Curves, width: int = NO_LIMIT, height
     rest: list[RenderableType] = [*_shards(glance, shards, width)]
     if glance.tables:
         rest.append(_table(_TABLES, glance.tables, width))
-    rest += [_event(event, f"{time_text(event.at_seconds)[11:]} ") for event in glance.events[-EVENTS:]]
+    rest += [_event(event, f"{time_text(event.at_seconds)[11:]} ", one_line=True) for event in glance.events[-EVENTS:]]
     lines = sum(-(-max(1, text.cell_len) // width) for text in texts)
     used = lines + len(rest) + len(glance.shards) + len(glance.tables) + 2
     return Group(*texts, *_workers(glance.workers, max(FEWEST_WORKERS, height - used - 2), width), *rest)
@@ -189,9 +189,10 @@ def _curves(glance: JobGlance, curves: Curves) -> Iterable[Text]:
         yield Text(printable(f"{name[:18]:<18} {short(value):>9}  {bars}"), no_wrap=True, overflow="ellipsis")
 
 
-def _event(event: JobEvent, at: str) -> Text:
-    style = "yellow" if event.warning else "dim"
-    return Text(printable(f"{at} {event.text}"), style=style, no_wrap=True, overflow="ellipsis")
+def _event(event: JobEvent, at: str, *, one_line: bool = False) -> Text:
+    text = Text(printable(f"{at} {event.text}"), style="yellow" if event.warning else "dim")
+    text.no_wrap, text.overflow = one_line, "ellipsis" if one_line else "fold"
+    return text
 
 
 # Tables.

@@ -269,6 +269,8 @@ def test_the_last_three_decisions_are_below_the_tables_with_their_times():
     rows = shown(replace(STATUS, decisions=decided), 120)
     assert [row.rstrip() for row in rows[-3:]] == [f"{time_text(at)} decision {number}\\x1b" for number in (2, 3, 4)]
     assert rows[:-3] == shown(STATUS, 120)
+    long = replace(decided[0], text="why " * 40 + "end")
+    assert shown(replace(STATUS, decisions=(long,)), 80)[-1].rstrip().endswith("end")
 
 
 def worker(rank: int, incarnation: int = 1, **stats: int) -> MemberStatus:
