@@ -71,6 +71,13 @@ def test_links_to_sources_are_words_on_the_site_and_pages_elsewhere_have_places_
     assert site.for_the_site("docs/decisions/1.md", "[a](../data.md)") == "[a](../data.md)"
 
 
+def test_the_index_of_decisions_has_every_page_with_its_title():
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^(\d+\. )\[(.*)\]\((.*?)\)", (folder / "README.md").read_text(), re.MULTILINE)
+    titles = {path.name: path.read_text().partition("\n")[0] for path in folder.glob("0*.md")}
+    assert {file: f"# {number}{title}" for number, title, file in listed} == titles
+
+
 def test_the_site_leads_to_every_page():
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     listed = re.findall(r"^ +- (\S+\.md)$", nav, re.MULTILINE)
