@@ -1,4 +1,4 @@
-"""What a coordinator begins with: nothing, a checkpoint, or what its journal says."""
+"""The state that a coordinator begins with: an empty one, that of a checkpoint, or that of its journal."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ class Driver:
 
     A member's loss shows at the end of its lease. Methods raise what those of ClusterState raise.
 
-    With a journal nothing is told, in an answer or in a view, before it is on disk: an incarnation is never handed out
-    twice, a model never placed twice. While the disk refuses, calls that would tell something new raise Unavailable,
+    With a journal nothing is sent, in an answer or in a view, before it is on disk: an incarnation is never handed out
+    twice, a model never placed twice. While the disk refuses, calls that would answer something new raise Unavailable,
     and members keep the last view.
     """
 

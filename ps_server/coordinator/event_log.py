@@ -13,7 +13,7 @@ EVENTS = 400
 """How many are kept."""
 
 DECISIONS = 10
-"""How many of them that were decisions are told with the status."""
+"""How many decisions the status includes."""
 
 TEXT_CHARACTERS = 500
 """Longest text of an event."""

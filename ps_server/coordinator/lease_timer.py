@@ -1,4 +1,4 @@
-"""Ends the leases of members that are not heard of, while the coordinator runs."""
+"""Ends the leases of members that send no heartbeats, while the coordinator runs."""
 
 from __future__ import annotations
 

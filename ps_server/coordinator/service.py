@@ -33,7 +33,7 @@ from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.jobs.release_runner import ReleaseRunner
 from ps_server.coordinator.membership.sessions import SessionIssuer
 from ps_server.coordinator.placement.job_limits import NAME_REMEDY, check_length
-from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.coordinator.placement.move_plan import MoveRequest
 from ps_server.coordinator.views import ViewEncoder
 from ps_server.limits import LimitCounts
 from ps_server.serving.authorization import check_member, current_caller
@@ -241,7 +241,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> AsyncIterator[pb.ReshardProgress]:
         """The progress of a move, batch by batch, until it is done or the caller ends the call."""
         async with translated(context):
-            wish = Wish(tuple(request.to), tuple(request.drain), request.model, request.variable)
+            wish = MoveRequest(tuple(request.to), tuple(request.drain), request.model, request.variable)
             self._scaling.moved_by_hand(wish)
             async with aclosing(self._moves.reshard(wish, request.batch_bytes)) as made:
                 async for progress in made:

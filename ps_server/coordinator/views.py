@@ -60,10 +60,10 @@ class ViewEncoder:
 
 
 UNBOUND_WATCHERS = 50
-"""So many watchers are told of every view at once."""
+"""So many watchers receive every view at once."""
 
 SECONDS_PER_WATCHER = 2e-4
-"""To tell one watcher takes about a third of this; so views take a part of the coordinator's time, never all of it."""
+"""One watcher takes about a third of this: views take a part of the coordinator's time, never all of it."""
 
 
 def is_urgent(told: ClusterView, now: ClusterView) -> bool:
@@ -85,20 +85,20 @@ def _shards(view: ClusterView) -> list[Member]:
 
 
 class ViewPace:
-    """When watchers were told last. Owned by the publisher; times are seconds of any steady clock."""
+    """Decides when watchers receive the next view. Owned by the publisher; times are seconds of any steady clock."""
 
     def __init__(self) -> None:
         self._last = -math.inf
 
     def wait(self, now: float, watchers: int, *, urgent: bool) -> float:
-        """Seconds from ``now`` until ``watchers`` are told of a new view; 0: at once."""
+        """Seconds from ``now`` until ``watchers`` receive a new view; 0: at once."""
         if urgent or watchers <= UNBOUND_WATCHERS:
             return 0.0
         interval = min(times.VIEW_SECONDS, watchers * SECONDS_PER_WATCHER)
         return min(interval, max(0.0, self._last + interval - now))
 
     def told(self, now: float) -> None:
-        """Watchers are told now."""
+        """Watchers receive a view now."""
         self._last = now
 
 
@@ -127,11 +127,11 @@ class Publisher:
         self.write()
         #: The newest view that is on disk; watchers see no other.
         self.view = self._marked_view()
-        #: The view that all watchers were told, or are being told; ``view`` is newer while they are made to wait.
+        #: The view that watchers have received, or are receiving; ``view`` is newer while they wait.
         self._told = self.view
         self._pace = ViewPace()
         self._watchers = 0
-        #: Set, and replaced by a new one, when watchers are told.
+        #: Set, and replaced by a new one, when a view is sent.
         self._telling = asyncio.Event()
         #: Tells watchers of the newest view when their waiting time is over.
         self._later: asyncio.TimerHandle | None = None
@@ -169,9 +169,9 @@ class Publisher:
             self._saved = now
 
     def check_journal(self, known: bytes) -> None:
-        """Raises DamagedData when the mark ``known``, which a member was told, proves that this journal is older.
+        """Raises DamagedData when the mark ``known``, which a member has received, proves that this journal is older.
 
-        Then nothing is told any more, and ``failed`` is set: the process has to end.
+        Then nothing is sent any more, and ``failed`` is set: the process has to end.
         """
         self.check_failed()
         if self._journal is None:
@@ -226,7 +226,7 @@ class Publisher:
     async def views(self, known_revision: int, journal_mark: bytes = b"") -> AsyncIterator[ClusterView]:
         """The present view unless it is ``known_revision``, then a newer one after changes; see ViewPace.
 
-        A slow reader skips views, it never queues them. The last of several changes is always told.
+        A slow reader skips views, it never queues them. The last of several changes is always sent.
         ``journal_mark``: as in ``check_journal``. Raises Unavailable when the coordinator stops.
         """
         self.check_journal(journal_mark)

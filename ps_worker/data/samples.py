@@ -175,7 +175,7 @@ class OwnIteration(DataLoader[Any]):
 
 
 class ShareLoader(DataLoader[T]):
-    """A DataLoader that tells how many samples it hands out. Used by the training loop."""
+    """A DataLoader that reports how many samples it hands out. Used by the training loop."""
 
     #: Called with the samples of each batch.
     on_samples: Callable[[int], None] = staticmethod(lambda samples: None)

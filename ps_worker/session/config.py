@@ -153,7 +153,7 @@ class WorkerConfig:
 def runs_alone(
     environ: Mapping[str, str], role: str | None, rank: int | None, security: SecuritySettings | None
 ) -> bool:
-    """Whether nothing says that this worker is one of a job: no address, role, rank, certificate or token, and no
+    """Whether nothing names a job for this worker: no address, role, rank, certificate or token, and no
     torchrun that started several.
     """
     named = ("PS_COORDINATOR", "TF_CONFIG", "PS_ROLE", "PS_RANK")

@@ -281,7 +281,7 @@ class Session:
         return self._persist(lambda seconds: self._client.get_shard_map(model, seconds))
 
     def is_declared(self, model: str) -> bool:
-        """Whether a worker has declared it, as the coordinator knows: a view that tells of it may be on its way."""
+        """Whether a worker has declared it, as the coordinator knows; the view with it may still be on its way."""
         with suppress(ModelReleased, UnknownModel):
             return self.shard_map(model).epoch > 0
         return False
@@ -313,7 +313,7 @@ class Session:
     def pass_barrier(self, announce: Callable[[], None]) -> None:
         """Wait until every live worker is at this phase's barrier, then enter the next phase. Raises Fenced.
 
-        ``announce`` tells the shards that this worker has arrived; it is repeated, since a stream may break meanwhile.
+        ``announce`` reports the arrival to the shards; it is repeated, since a stream may break meanwhile.
         """
         member = self._membership.member
         while True:

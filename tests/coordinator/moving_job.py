@@ -12,7 +12,7 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.persistence.journal import Journal
-from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.coordinator.placement.move_plan import MoveRequest
 from ps_server.coordinator.settings import ClusterSettings
 from tests.coordinator.cluster import declare
 from tests.coordinator.fake_shards import FakeShard
@@ -43,7 +43,7 @@ class Job:
         worker = self.driver.view.live(Role.WORKER)[0]
         declare(self.driver, worker, spec)
 
-    async def reshard(self, wish: Wish, batch_bytes: int = 0) -> list[MoveProgress]:
+    async def reshard(self, wish: MoveRequest, batch_bytes: int = 0) -> list[MoveProgress]:
         async with aclosing(self.moves.reshard(wish, batch_bytes)) as made:
             return [progress async for progress in made]
 

@@ -22,7 +22,7 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.metrics import CoordinatorMetrics, targets
-from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.coordinator.placement.move_plan import MoveRequest
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.limits import LimitCounts
 from tests.coordinator.moving_job import SLICE_BYTES, played
@@ -222,12 +222,12 @@ def added(before: Found, after: Found) -> Found:
 def test_batches_that_were_moved_and_one_that_was_given_up_are_counted() -> None:
     async def body(job: MovingJob) -> None:
         before = read_of(job.driver, job.checkpoints, job.moves)
-        await job.reshard(Wish(to=(2,)), SLICE_BYTES)
+        await job.reshard(MoveRequest(to=(2,)), SLICE_BYTES)
         moved = read_of(job.driver, job.checkpoints, job.moves)
         assert added(before, moved) == {("moves_total", "done"): 2, ("move_pause_seconds",): 2}
         job.shards[0].fails["Pause"].append(StorageFull("the disk is full", shard="0"))
         with pytest.raises(StorageFull):
-            await job.reshard(Wish(drain=(2,)))
+            await job.reshard(MoveRequest(drain=(2,)))
         failed = read_of(job.driver, job.checkpoints, job.moves)
         assert added(moved, failed) == {("moves_total", "failed"): 1}
 

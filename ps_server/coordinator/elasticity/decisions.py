@@ -23,17 +23,17 @@ class JobLook:
     queued_bytes: Mapping[int, float] = field(default_factory=dict)
     #: Slices are being moved.
     moving: bool = False
-    #: Ranks whose worker failed, was lost or was told to stop, and was not replaced.
+    #: Ranks whose worker failed, was lost or was stopped, and was not replaced.
     lost: frozenset[int] = frozenset()
     #: Workers that have left after training: nobody is needed in their place.
     left: int = 0
-    #: How many workers the job was told to have since it began, without those that have left; None: it was not told.
+    #: How many workers psctl scale has asked for, without those that have left; None: the job was not scaled.
     wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Something to be told; ``reason`` says what and why, with the numbers."""
+    """A decision to report; ``reason`` says what and why, with the numbers."""
 
     reason: str
     warning: bool = False

@@ -232,7 +232,7 @@ SLOW, NOT_SLOW = 0.5, 0.7
 """Of the median speed of the others: a worker below the first is slow, until it is above the second."""
 
 MOST_NAMED = 8
-"""So many workers that become slow at the same look are told one by one; of more, there is one decision."""
+"""So many workers that become slow at the same look are named one by one; of more, there is one decision."""
 
 
 def median_without(ordered: Sequence[float], value: float) -> float:
@@ -245,7 +245,7 @@ def median_without(ordered: Sequence[float], value: float) -> float:
 
 
 def _of_slow(workers: Sequence[tuple[int, str]], *, slow: bool) -> Iterator[Decision]:
-    """What is told of workers, each with its numbers, that have become slow, or are slow no more."""
+    """The decisions about workers, each with its numbers, that have become slow or are no longer slow."""
     end = "; its share of leased data shrinks" if slow else ""
     what = "slow" if slow else "not slow any more"
     if len(workers) <= MOST_NAMED:
@@ -270,7 +270,7 @@ class ElasticSettings:
 
 
 class ElasticPolicy:
-    """Called by the runner with rising times in seconds. Everything it decides is told once, and told when it is over.
+    """Called by the runner with rising times in seconds. Each decision comes once, and once more when it is over.
 
     Limits: nothing is judged before it has lasted for ``times.HOLD_SECONDS``; between the bounds of each pair nothing
     changes. Moves come with pauses, so many an hour at most, and stop where they do not help. Requests for workers

@@ -1,4 +1,4 @@
-"""Looks at the job once a heartbeat, tells what the policy decides, and has it done."""
+"""Looks at the job once a heartbeat, logs what the policy decides, and does it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, 
 from ps_server.coordinator.elasticity.engines.base import WorkerEngine
 from ps_server.coordinator.elasticity.policy import ElasticPolicy, ElasticSettings
 from ps_server.coordinator.jobs.move_runner import MoveRunner
-from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.coordinator.placement.move_plan import MoveRequest
 
 logger = EventLogger(__name__)
 
@@ -51,7 +51,7 @@ def look_of(status: ClusterStatus) -> JobLook:
 
 
 class ElasticityRunner:
-    """Runs on the coordinator's event loop. What it tells is an event of the job, and logged."""
+    """Runs on the coordinator's event loop. Each decision is logged and becomes an event of the job."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class ElasticityRunner:
         self._work[type(decision)] = asyncio.create_task(work, name=type(decision).__name__)
 
     async def _relieve(self, decision: Relieve) -> None:
-        wish = Wish(relieve=decision.shard, to=(decision.to,), part=decision.part)
+        wish = MoveRequest(relieve=decision.shard, to=(decision.to,), part=decision.part)
         moved = 0
         try:
             async with aclosing(self._moves.reshard(wish)) as progress:

@@ -16,7 +16,7 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.base import SHARDS, WORKERS, ScalingEngine, WorkerEngine
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.membership.scaling import WantedSize, awaited
-from ps_server.coordinator.placement.move_plan import Wish, goal_of
+from ps_server.coordinator.placement.move_plan import MoveRequest, target_of
 
 logger = EventLogger(__name__)
 
@@ -33,7 +33,7 @@ class JobScaling:
         self._driver, self._moves, self._clock = driver, moves, clock
         self._engine: ScalingEngine | None = engine if isinstance(getattr(engine, "scales", None), frozenset) else None  # type: ignore[assignment]
         self._asking = asyncio.Lock()
-        #: What the engine was told last.
+        #: The last order that the engine received.
         self._told: ScaleOrder | None = None
         #: A move for the sake of scaling: how far it is.
         self._progress: MoveProgress | None = None
@@ -89,13 +89,13 @@ class JobScaling:
             self._check_goes_on(ask, wanted)
         yield ScaleProgress(self._reached(), done=True)
 
-    def moved_by_hand(self, wish: Wish) -> None:
-        """Before ``wish`` of a caller: what it says of shards is wanted from now on, in a job whose shards were scaled.
+    def moved_by_hand(self, request: MoveRequest) -> None:
+        """Called before ``request`` of a caller. In a job whose shards were scaled, its shards are wanted from now on.
 
-        Else they would be moved back. Raises what ``goal_of`` raises.
+        Else slices would be moved back. Raises what ``target_of`` raises.
         """
-        if (wish.to or wish.drain) and self._driver.wanted.shards is not None:
-            self._driver.choose_shards(goal_of(wish, self._driver.view, self._driver.shard_maps).shards)
+        if (request.to or request.drain) and self._driver.wanted.shards is not None:
+            self._driver.choose_shards(target_of(request, self._driver.view, self._driver.shard_maps).shards)
 
     async def run(self) -> None:
         """Look at the job until cancelled, or the coordinator ends."""
@@ -170,8 +170,8 @@ class JobScaling:
             self._progress = MoveProgress()
             # After a move that failed in the middle, each shard that has something gets its share, too.
             to = adding or (wanted.shards if self._uneven and not draining else adding)
-            wish = Wish(to=tuple(sorted(to)), drain=tuple(sorted(draining)))
-            async with aclosing(self._moves.reshard(wish)) as progress:
+            request = MoveRequest(to=tuple(sorted(to)), drain=tuple(sorted(draining)))
+            async with aclosing(self._moves.reshard(request)) as progress:
                 async for self._progress in progress:
                     pass
             moved, self._uneven = self._progress, self._uneven and bool(draining)
@@ -249,7 +249,7 @@ class JobScaling:
 
 
 def _run(order: ScaleOrder) -> tuple[object, object]:
-    """What an engine is told of when it changes."""
+    """The part of an order that an engine receives again when it changes."""
     return order.number, order.shards
 
 

@@ -23,12 +23,12 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.quiesce import Quiesce, ShardControl, all_of, check_same_position, connected, quiesced
 from ps_server.coordinator.placement.move_plan import (
     BucketBytes,
-    Goal,
     MoveBatch,
-    Wish,
+    MoveRequest,
+    MoveTarget,
     batches,
-    goal_of,
     plan,
+    target_of,
 )
 
 logger = EventLogger(__name__)
@@ -110,7 +110,7 @@ async def bucket_bytes(
 
 
 async def _table_bytes(member: Member, maps: Mapping[str, ShardMap], open_channel: OpenChannel) -> dict[TableKey, int]:
-    """What one shard tells of the tables it holds buckets of."""
+    """The sizes that one shard reports for the tables of which it has buckets."""
     sizes: dict[TableKey, int] = {}
     shard = ShardControl(member, open_channel=open_channel)
     try:
@@ -144,23 +144,23 @@ class MoveRunner:
         self.done = self.failed = 0
         self.pauses = Histogram()
 
-    async def reshard(self, wish: Wish, batch_bytes: int = 0) -> AsyncGenerator[MoveProgress, None]:
-        """Fulfil ``wish``; yields progress at the start and after each batch. Close it when it is left early.
+    async def reshard(self, request: MoveRequest, batch_bytes: int = 0) -> AsyncGenerator[MoveProgress, None]:
+        """Fulfil ``request``; yields progress at the start and after each batch. Close it when it is left early.
 
         Models that are released meanwhile are left out. Raises NotReady while another runs, when a shard is missing, or
-        a model has no values yet; what ``goal_of`` raises, and Unavailable, StorageFull and other errors of the shards
-        when a batch fails. Earlier batches stay.
+        a model has no values yet; what ``target_of`` raises, and Unavailable, StorageFull and other errors of the
+        shards when a batch fails. Earlier batches stay.
         """
         if self._running or (self._batch and not self._batch.done()):
             raise NotReady("slices are being moved already", remedy="wait until that has ended, then move again")
-        goal = goal_of(wish, self._driver.view, self._driver.shard_maps)
-        epoch = self._driver.shard_maps[goal.model].epoch if goal.model else 0
+        target = target_of(request, self._driver.view, self._driver.shard_maps)
+        epoch = self._driver.shard_maps[target.model].epoch if target.model else 0
         self._running = True
         progress, pace = MoveProgress(), MovePace(batch_bytes)
         try:
             sizes = await bucket_bytes(self._driver.view, self._driver.shard_maps, self._driver.open_shard)
             # Planned again when the size of batches changes, and at the end, for models that were declared meanwhile.
-            while found := self._plan(goal, epoch, sizes, planned_bytes := pace.batch_bytes):
+            while found := self._plan(target, epoch, sizes, planned_bytes := pace.batch_bytes):
                 total = progress.moved_bytes + sum(batch.nbytes for batch in found)
                 if not progress.batches:
                     yield MoveProgress(total_bytes=total)
@@ -170,7 +170,7 @@ class MoveRunner:
                     try:
                         pause = await self._shielded(batch)
                     except ModelReleased:
-                        if goal.model:
+                        if target.model:
                             raise
                         break  # planned again without it
                     pace.paused(pause)
@@ -179,8 +179,8 @@ class MoveRunner:
                     yield progress
                     if pace.batch_bytes != planned_bytes:
                         break
-            if not goal.model:
-                self._driver.use_shards(goal.shards)
+            if not target.model:
+                self._driver.use_shards(target.shards)
             if not progress.batches:
                 yield progress
         finally:
@@ -192,19 +192,19 @@ class MoveRunner:
         if self._batch:
             await asyncio.wait([self._batch])
 
-    def _plan(self, goal: Goal, epoch: int, sizes: BucketBytes, batch_bytes: int) -> list[MoveBatch]:
-        """The batches that are left. ``epoch``: of the model that ``goal`` names, when it was named."""
+    def _plan(self, target: MoveTarget, epoch: int, sizes: BucketBytes, batch_bytes: int) -> list[MoveBatch]:
+        """The batches that are left. ``epoch``: of the model that ``target`` names, when it was named."""
         maps = self._driver.shard_maps
-        if goal.model and self._driver.view.was_released(goal.model, epoch):
-            raise _released(goal.model)
-        return list(batches(maps, plan(maps, goal, sizes), batch_bytes))
+        if target.model and self._driver.view.was_released(target.model, epoch):
+            raise _released(target.model)
+        return list(batches(maps, plan(maps, target, sizes), batch_bytes))
 
     async def _shielded(self, batch: MoveBatch) -> float:
         """Make ``batch``, also when the caller is cancelled."""
         if self._stopping:
             raise Unavailable("the coordinator is stopping", remedy="move again when it is back")
         self._batch = asyncio.create_task(self._make(batch), name="move")
-        self._batch.add_done_callback(_say_how_it_ended)
+        self._batch.add_done_callback(_log_end)
         self._batch.add_done_callback(self._count)
         return await asyncio.shield(self._batch)
 
@@ -239,7 +239,7 @@ class MoveRunner:
     async def _make_room(self, shards: Mapping[int, ShardControl], batch: MoveBatch) -> None:
         """Have ``shards`` make memory and connections for what comes, while training goes on.
 
-        What fails there fails again in the batch, where it is told.
+        A failure is not raised here: the batch itself meets it again, and raises it.
         """
         calls = (shard.make_room(batch.maps, shared.MOVE_SECONDS) for shard in shards.values())
         for failure in await asyncio.gather(*calls, return_exceptions=True):
@@ -284,7 +284,7 @@ class MoveRunner:
             for number, shard in quiesce.shards.items()
         )
         replies = zip(quiesce.shards, reached, strict=True)
-        check_same_position(_held_of(reply, targets[number]) for number, reply in replies)
+        check_same_position(_reached_of(reply, targets[number]) for number, reply in replies)
         await all_of(
             shard.prepare(quiesce.name, revision, batch.maps, shared.MOVE_SECONDS) for shard in quiesce.shards.values()
         )
@@ -294,19 +294,19 @@ def _released(name: str) -> ModelReleased:
     return ModelReleased(f"model '{name}' was released meanwhile", remedy="move again")
 
 
-def _held_of(reached: Sequence[ModelPosition], targets: Sequence[ModelPosition]) -> list[ModelPosition]:
-    """The models of ``reached`` of which that shard holds anything."""
+def _reached_of(reached: Sequence[ModelPosition], targets: Sequence[ModelPosition]) -> list[ModelPosition]:
+    """Those of ``reached`` that are among the ``targets`` of that shard."""
     names = {model.model for model in targets}
     return [model for model in reached if model.model in names]
 
 
 async def _switched(quiesce: Quiesce, batch: MoveBatch) -> None:
-    """Wait until every shard serves by the maps of ``batch``; a shard that was lost does so when it is back."""
+    """Wait until every shard uses the maps of ``batch``; a shard that was lost uses them when it is back."""
     with suppress(TimeoutError):
         async with asyncio.timeout(shared.QUIESCE_SECONDS):
             await all_of(_serves(shard, shard_map) for shard in quiesce.shards.values() for shard_map in batch.maps)
             return
-    logger.warning("move.failed", "not every shard has confirmed yet that it serves by the new shard map")
+    logger.warning("move.failed", "not every shard has confirmed the new shard map yet")
 
 
 async def _serves(shard: ShardControl, shard_map: ShardMap) -> None:
@@ -321,7 +321,7 @@ async def _serves(shard: ShardControl, shard_map: ShardMap) -> None:
         await asyncio.sleep(0.01)
 
 
-def _say_how_it_ended(batch: asyncio.Task[float]) -> None:
+def _log_end(batch: asyncio.Task[float]) -> None:
     """Log the end of a batch that no caller waits for."""
     if batch.cancelled():
         logger.warning("move.failed", "a move of slices was cancelled")

@@ -74,7 +74,7 @@ class ShardControl:
         await self._call("MakeRoom", pb.MakeRoomRequest(models=map(SHARD_MAP.to_pb, maps)), seconds)
 
     async def prepare(self, name: str, revision: int, maps: Iterable[ShardMap], seconds: float) -> None:
-        """Fetch what the next ``maps`` need; the shard stays paused until a view says how the move was decided."""
+        """Fetch what the next ``maps`` need; the shard stays paused until a view shows how the move was decided."""
         models = map(SHARD_MAP.to_pb, maps)
         await self._call(
             "StageReshard", pb.StageReshardRequest(quiesce=name, membership_revision=revision, models=models), seconds
@@ -108,7 +108,7 @@ class Quiesce:
     shards: Mapping[int, ShardControl]
     #: The reply of each: the positions of its models.
     paused: Mapping[int, Sequence[ModelPosition]]
-    #: The shards resume by themselves: they are not told to, whatever happens.
+    #: The shards resume by themselves: no call is needed, whatever happens.
     decided: bool = False
 
     def complete(self, maps: Mapping[str, ShardMap]) -> dict[str, ShardMap]:

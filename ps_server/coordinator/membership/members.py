@@ -15,7 +15,7 @@ GONE_KEPT = 32
 """How many former members are remembered for status, and in the journal."""
 
 FATES_KEPT = 128
-"""How many former members are told what happened to them when they call again."""
+"""How many former members are remembered, to be answered why they are members no more."""
 
 
 _EXPIRED = ("its connection ended, ", "its lease of ")
@@ -31,7 +31,7 @@ Key = tuple[Role, int]
 
 @dataclass(frozen=True, slots=True)
 class SavedMember:
-    """The persisted part of a live member: what it asked and what it was told. Never changes."""
+    """The persisted part of a live member: its request and the answer. Never changes."""
 
     application: JoinRequest
     joined: Joined
@@ -48,7 +48,7 @@ class MemberRecord:
     stats: MemberStats = field(default_factory=MemberStats)
     #: When it joined, or this coordinator started.
     since: float = 0.0
-    #: How often it was heard of since.
+    #: How many heartbeats it has sent since.
     beats: int = 0
     #: Streams on which it follows the cluster.
     streams: int = 0
@@ -62,7 +62,7 @@ class MemberRecord:
 
     @property
     def lease_end(self) -> float:
-        """The end of the lease that the member was told, perhaps by an earlier start of the coordinator."""
+        """The end of the lease that the member received, perhaps from an earlier start of the coordinator."""
         whole = self.last_heartbeat + self.place.joined.lease_seconds
         end = whole if self.disconnected_at is None else min(whole, self.disconnected_at + times.DISCONNECTED_SECONDS)
         return end + self.spared_seconds
@@ -75,7 +75,7 @@ class MemberRecord:
         return f"its lease of {self.place.joined.lease_seconds:g} s ended"
 
     def held(self, now: float) -> str:
-        """Since when it has its place, and when it was heard of, in words."""
+        """Since when it is a member, and when its last heartbeat came, in words."""
         heard = max(0.0, now - self.last_heartbeat)
         left = max(0.0, self.lease_end - now)
         return (
@@ -134,7 +134,7 @@ class Members:
 
     @property
     def places(self) -> dict[Key, SavedMember]:
-        """What each member asked and was told."""
+        """The request of each member, and the answer."""
         return {key: record.place for key, record in self._records.items()}
 
     @property
@@ -233,7 +233,7 @@ class Members:
         return self._records.get((role, index))
 
     def beats(self, role: Role) -> dict[tuple[int, int], int]:
-        """How often each member of ``role`` was heard of, by number and incarnation."""
+        """How many heartbeats each member of ``role`` has sent, by number and incarnation."""
         return {
             (index, record.member.incarnation): record.beats
             for (held, index), record in self._records.items()
@@ -281,7 +281,7 @@ class Members:
         return [record for record in self._records.values() if now >= record.lease_end]
 
     def mostly_late(self, now: float, late_seconds: float) -> bool:
-        """Whether half of many members have been silent for so long: not they are late then, but who hears them."""
+        """Whether half of many members have been silent for so long: then the coordinator is late, not they."""
         late = sum(now - record.last_heartbeat > late_seconds for record in self._records.values())
         return len(self._records) >= MANY and 2 * late >= len(self._records)
 

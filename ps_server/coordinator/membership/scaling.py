@@ -137,7 +137,7 @@ def _awaited_shards(wanted: WantedSize, view: ClusterView) -> Iterable[str]:
 
 
 class Scaling:
-    """Part of ClusterState, shared with MembershipState, which tells it of workers that leave."""
+    """Part of ClusterState, shared with MembershipState, which reports workers that leave."""
 
     def __init__(self, wanted: WantedSize | None = None) -> None:
         self.wanted = wanted or WantedSize()
@@ -165,7 +165,7 @@ class Scaling:
             self.wanted = replace(wanted, ranks=wanted.ranks - {max(wanted.ranks)})
 
     def ends(self, rank: int, live: Collection[int]) -> bool:
-        """A worker has ended otherwise, and ``live`` are the others: whether the job was told not to have it."""
+        """Whether a worker that has ended otherwise is not needed any more. ``live``: the other workers."""
         wanted = self.wanted
         if wanted.by_count:
             return wanted.ranks is not None and len(live) >= len(wanted.ranks)

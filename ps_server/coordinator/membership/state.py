@@ -75,7 +75,10 @@ class StartQuorum:
         return True
 
     def begin_again(self, shards: int) -> bool:
-        """The last live worker was lost: whether all that are not done are waited for again, but no shard."""
+        """Called when the last live worker was lost. Returns whether the job waits for a new start.
+
+        It then waits for all workers that have not finished, and for no shard.
+        """
         if self._expected_workers:
             self._seen |= {(Role.SHARD, number) for number in range(shards)}
         return self._expected_workers > 0
@@ -191,7 +194,7 @@ LATE = 0.25
 
 _LEFT = "left"
 _ENDED = f"{_LEFT}: {ENDED}"
-#: The reason of a worker that was told to stop begins with this.
+#: The reason of a worker that received SIGTERM begins with this.
 _INTERRUPTED = "KeyboardInterrupt"
 
 
@@ -296,11 +299,11 @@ class MembershipState:
         return self._members.find(role, index, incarnation).member
 
     def heard(self, role: Role) -> Mapping[tuple[int, int], int]:
-        """How often each member of ``role`` was heard of, by number and incarnation."""
+        """How many heartbeats each member of ``role`` has sent, by number and incarnation."""
         return self._members.beats(role)
 
     def is_silent(self, ask: JoinRequest, begin: Mapping[tuple[int, int], int]) -> bool:
-        """Whether the holder of the place, or of any place of the role, has not been heard of since ``begin``."""
+        """Whether the holder of the place, or of any place of the role, has sent nothing since ``begin``."""
         holders = {key: beats for key, beats in self.heard(ask.role).items() if ask.index in (None, key[0])}
         return any(begin.get(key) == beats for key, beats in holders.items())
 
@@ -379,9 +382,9 @@ class MembershipState:
     ) -> StateChange[None]:
         """Renew a lease. Raises Fenced when the place is not this incarnation's.
 
-        With ``keeps_state`` a shard says that its state is on disk under this incarnation: from now on no process takes
-        the place with older state. ``sync``: which directory has a copy of all of it that was acknowledged. Both are
-        ignored from other roles.
+        With ``keeps_state`` a shard reports that its state is on disk under this incarnation: no process with older
+        state takes its place from now on. ``sync``: the directory that has a copy of all of it that was acknowledged.
+        Both are ignored from other roles.
         """
         record = self._members.find(role, index, incarnation)
         self._members.heard(record, now)
@@ -506,7 +509,7 @@ class MembershipState:
             self._change()
 
     def _end(self, record: MemberRecord, how: str, now: float) -> str:
-        """Returns how it ended: ``how``, unless the job was told not to have this worker any more."""
+        """Returns how it ended: ``how``, unless the job was scaled down and does not need this worker any more."""
         worker, rank = record.member.role is Role.WORKER, record.member.index
         if worker and how == _LEFT:
             self._scaling.left(rank)

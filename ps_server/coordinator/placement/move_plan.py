@@ -68,7 +68,7 @@ _UNKNOWN: BucketBytes = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MoveRequest:
     """What a caller wants moved; all of it empty: balance."""
 
     #: Shards that hold slices and buckets from then on.
@@ -84,8 +84,8 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """A wish that can be fulfilled."""
+class MoveTarget:
+    """A request that can be fulfilled."""
 
     #: The shards that hold something then, in order.
     shards: tuple[int, ...]
@@ -95,7 +95,7 @@ class Goal:
     model: str = ""
     variable: str = ""
     to: int = 0
-    #: Only these move, to ``to``; None: what the fields above say.
+    #: Only these move, to ``to``; None: the fields above decide.
     pieces: tuple[RelievedPiece, ...] | None = None
 
 
@@ -118,13 +118,13 @@ class MoveBatch:
     nbytes: int
 
 
-def goal_of(wish: Wish, view: ClusterView, maps: Mapping[str, ShardMap]) -> Goal:
-    """What ``wish`` means for the job as it is.
+def target_of(request: MoveRequest, view: ClusterView, maps: Mapping[str, ShardMap]) -> MoveTarget:
+    """What ``request`` means for the job as it is.
 
     Raises UnknownShard, NotReady for a shard that is away, UnknownModel, and InvalidRequest for a variable or table
     that is not there, or when no shard would be left.
     """
-    for number in (*wish.to, *wish.drain):
+    for number in (*request.to, *request.drain):
         if number >= view.expected_shards:
             raise UnknownShard(
                 f"the job has no shard {number}",
@@ -132,8 +132,8 @@ def goal_of(wish: Wish, view: ClusterView, maps: Mapping[str, ShardMap]) -> Goal
                 expected=f"0 to {view.expected_shards - 1}",
                 remedy=f"add it first: ps-server --shard {number} --add",
             )
-    shards = tuple(sorted({*view.used_shards, *wish.to} - set(wish.drain)))
-    if both := sorted({*wish.to} & {*wish.drain}):
+    shards = tuple(sorted({*view.used_shards, *request.to} - set(request.drain)))
+    if both := sorted({*request.to} & {*request.drain}):
         raise InvalidRequest(f"shard {both[0]} is named both as a target and to be drained", shard=str(both[0]))
     if not shards:
         raise InvalidRequest(
@@ -145,60 +145,60 @@ def goal_of(wish: Wish, view: ClusterView, maps: Mapping[str, ShardMap]) -> Goal
             f"{view.expected_shards}",
         )
     live = view.live(Role.SHARD)
-    if away := [number for number in sorted({*view.used_shards, *wish.to}) if number not in live]:
+    if away := [number for number in sorted({*view.used_shards, *request.to}) if number not in live]:
         raise NotReady("a shard is missing", shard=", ".join(map(str, away)), remedy="start it, then try again")
-    if wish.relieve is not None:
-        return Goal(shards, False, to=wish.to[0], pieces=pieces_to_move(maps, wish.relieve, wish.part))
-    if wish.model or wish.variable:
-        return _goal_of_variable(wish, shards, maps)
-    return Goal(shards, balance=not wish.drain)
+    if request.relieve is not None:
+        return MoveTarget(shards, False, to=request.to[0], pieces=pieces_to_move(maps, request.relieve, request.part))
+    if request.model or request.variable:
+        return _target_of_variable(request, shards, maps)
+    return MoveTarget(shards, balance=not request.drain)
 
 
-def _goal_of_variable(wish: Wish, shards: tuple[int, ...], maps: Mapping[str, ShardMap]) -> Goal:
-    if not (wish.model and wish.variable and len(wish.to) == 1 and not wish.drain):
+def _target_of_variable(request: MoveRequest, shards: tuple[int, ...], maps: Mapping[str, ShardMap]) -> MoveTarget:
+    if not (request.model and request.variable and len(request.to) == 1 and not request.drain):
         raise InvalidRequest("to move one variable, name its model, the variable, and one target shard")
-    if wish.model not in maps:
+    if request.model not in maps:
         known = ", ".join(f"'{name}'" for name in sorted(maps)) or "none yet"
-        raise UnknownModel(f"no model '{wish.model}' has been declared", expected=known)
-    spec = maps[wish.model].spec
+        raise UnknownModel(f"no model '{request.model}' has been declared", expected=known)
+    spec = maps[request.model].spec
     names = [v.name for v in spec.variables] + [table.name for table in spec.tables]
-    if wish.variable not in names:
+    if request.variable not in names:
         raise InvalidRequest(
-            f"model '{wish.model}' has no such variable or table",
-            variable=wish.variable,
+            f"model '{request.model}' has no such variable or table",
+            variable=request.variable,
             expected=", ".join(names[:5]) + (f" or one of {len(names) - 5} more" if len(names) > 5 else ""),
             remedy="give its name in the model, as in named_parameters() or cluster.embedding()",
         )
-    return Goal(shards, False, wish.model, wish.variable, wish.to[0])
+    return MoveTarget(shards, False, request.model, request.variable, request.to[0])
 
 
-def plan(maps: Mapping[str, ShardMap], goal: Goal, bucket_bytes: BucketBytes = _UNKNOWN) -> list[Move]:
-    """The moves that lead to ``goal``, in order; empty once it is reached.
+def plan(maps: Mapping[str, ShardMap], target: MoveTarget, bucket_bytes: BucketBytes = _UNKNOWN) -> list[Move]:
+    """The moves that lead to ``target``, in order; empty once it is reached.
 
     What must leave its shard goes to the one that holds least of its model, largest first. Balancing takes slices
     from shards above the mean for the one that holds least, until all are within 5 % of the mean or no single slice
     would help. So a drain moves the bytes of the drained shards, and a new shard gets its share and no more. Buckets of
     tables are spread by count, table by table, independently; their bytes matter for the size of batches only.
     """
-    if goal.pieces is not None:
-        return list(_relief_moves(maps, goal.pieces, goal.to, bucket_bytes))
-    if goal.model:
+    if target.pieces is not None:
+        return list(_relief_moves(maps, target.pieces, target.to, bucket_bytes))
+    if target.model:
         return [
-            _bucket_move(maps[goal.model], piece, goal.to, bucket_bytes)
+            _bucket_move(maps[target.model], piece, target.to, bucket_bytes)
             if isinstance(piece, BucketPlace)
-            else Move(goal.model, piece, goal.to, _nbytes(maps[goal.model], piece))
-            for piece in _pieces(maps[goal.model], goal.variable)
-            if piece.shard != goal.to
+            else Move(target.model, piece, target.to, _nbytes(maps[target.model], piece))
+            for piece in _pieces(maps[target.model], target.variable)
+            if piece.shard != target.to
         ]
     everything: Counter[int] = Counter()
     for shard_map in maps.values():
         everything.update(_loads(shard_map))
     moves: list[Move] = []
     for name in sorted(maps):
-        moves += _Planner(maps[name], goal.shards, everything).moves(goal.balance)
+        moves += _Planner(maps[name], target.shards, everything).moves(target.balance)
         moves += [
             _bucket_move(maps[name], bucket, to, bucket_bytes)
-            for bucket, to in bucket_moves(maps[name], goal.shards, goal.balance)
+            for bucket, to in bucket_moves(maps[name], target.shards, target.balance)
         ]
     return moves
 

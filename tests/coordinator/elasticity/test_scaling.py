@@ -18,7 +18,7 @@ from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.elasticity.runner import look_of
 from ps_server.coordinator.elasticity.scaling import JobScaling
 from ps_server.coordinator.membership.scaling import awaited
-from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.coordinator.placement.move_plan import MoveRequest
 from tests.coordinator.moving_job import Job, played
 
 
@@ -103,7 +103,7 @@ def test_what_is_moved_by_hand_afterwards_stays_where_it_is() -> None:
     async def body(job: Job) -> None:
         scaled = Scaled(job, FakeEngine())
         await scaled.ask(shards=3)
-        wish = Wish(drain=(0,))
+        wish = MoveRequest(drain=(0,))
         scaled.scaling.moved_by_hand(wish)
         await job.reshard(wish)
         before = job.held
@@ -114,7 +114,7 @@ def test_what_is_moved_by_hand_afterwards_stays_where_it_is() -> None:
         assert job.driver.wanted.shards == {1, 2}
         assert awaited(job.driver.wanted, job.driver.view) == "shard 0 has to end"
         with pytest.raises(UnknownShard):
-            scaled.scaling.moved_by_hand(Wish(to=(7,)))
+            scaled.scaling.moved_by_hand(MoveRequest(to=(7,)))
         assert job.driver.wanted.shards == {1, 2}
         await scaled.close()
 

@@ -7,7 +7,7 @@ import pytest
 from ps_protocol.cluster.view import ClosedModelAsk, Role
 from ps_protocol.errors import ModelReleased
 from ps_server.coordinator.jobs.release_runner import ReleaseRunner
-from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.coordinator.placement.move_plan import MoveRequest
 from tests.coordinator.moving_job import SPEC, Job, played
 
 
@@ -21,7 +21,7 @@ def test_a_model_that_is_released_behind_its_last_batch_ends_the_move(declared_a
 
         async def released_behind_the_batch() -> None:
             nonlocal batches
-            async with aclosing(job.moves.reshard(Wish((1 - held,), (), "net", "v0"))) as made:
+            async with aclosing(job.moves.reshard(MoveRequest((1 - held,), (), "net", "v0"))) as made:
                 async for progress in made:
                     if progress.batches:
                         batches += 1

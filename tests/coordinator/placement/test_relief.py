@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_server.coordinator.placement.move_plan import Wish, batches, goal_of, pieces_to_move, plan
+from ps_server.coordinator.placement.move_plan import MoveRequest, batches, pieces_to_move, plan, target_of
 from ps_server.coordinator.placement.tables import BucketPlace
 from ps_server.coordinator.placement.variables import Balanced, first_map
 from tests.coordinator.placement.test_move_plan import view_of
@@ -22,7 +22,7 @@ def test_the_part_of_one_shard_goes_to_one_other_and_then_nothing_more(
     used = sorted({piece.shard for each in maps.values() for piece in each.slices}) or [0]
     hot, to = used[0], used[0] + 1
     numbers = {*range(10)}
-    goal = goal_of(Wish(relieve=hot, to=(to,), part=part), view_of(numbers, 10), maps)
+    goal = target_of(MoveRequest(relieve=hot, to=(to,), part=part), view_of(numbers, 10), maps)
     moves = plan(maps, goal)
     assert all(move.piece.shard == hot and move.to == to for move in moves)
     current = dict(maps)
@@ -47,5 +47,5 @@ def test_pieces_that_have_gone_or_whose_model_has_do_not_move_again() -> None:
     maps = {"m": first_map(model(table("t", 8)), (0, 1), Balanced())}
     pieces = pieces_to_move(maps, 0, 0.5)
     assert [each.piece for each in pieces] == [BucketPlace(0, 2, 0), BucketPlace(0, 3, 0)]
-    goal = goal_of(Wish(relieve=0, to=(1,), part=0.5), view_of({0, 1}, 2), maps)
+    goal = target_of(MoveRequest(relieve=0, to=(1,), part=0.5), view_of({0, 1}, 2), maps)
     assert not plan({}, goal)

@@ -7,7 +7,7 @@ import pytest
 from ps_protocol.cluster.view import Joined, JoinRequest, Role
 from ps_protocol.errors import InvalidRequest, NotReady, Unavailable, UnknownShard
 from ps_protocol.model.spec import ShardMap
-from ps_server.coordinator.placement.move_plan import Goal, batches, plan
+from ps_server.coordinator.placement.move_plan import MoveTarget, batches, plan
 from tests.coordinator.cluster import SPEC, Cluster
 from tests.coordinator.persistence.test_persisted_state import restarted
 
@@ -28,7 +28,7 @@ def two_shards(**settings: object) -> tuple[Cluster, list[Joined]]:
 
 def next_maps(c: Cluster, shards: tuple[int, ...], *, balance: bool = True) -> tuple[ShardMap, ...]:
     maps = c.state.placement.shard_maps
-    return next(batches(maps, plan(maps, Goal(shards, balance)), 1 << 30)).maps
+    return next(batches(maps, plan(maps, MoveTarget(shards, balance)), 1 << 30)).maps
 
 
 def incarnations(shards: list[Joined]) -> dict[int, int]:

@@ -13,7 +13,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InvalidRequest, StorageFull, Unavailable
 from ps_protocol.model.spec import DType, ModelSpec, ShardMap, Variable
 from ps_server.coordinator.jobs.move_runner import bucket_bytes
-from ps_server.coordinator.placement.move_plan import BUCKET_BYTES, Goal, Wish, batches, goal_of, plan
+from ps_server.coordinator.placement.move_plan import BUCKET_BYTES, MoveRequest, MoveTarget, batches, plan, target_of
 from ps_server.coordinator.placement.tables import BucketPlace
 from ps_server.coordinator.placement.variables import Balanced, first_map
 from tests.coordinator.moving_job import Job, played_in
@@ -41,7 +41,7 @@ def jobs(draw: st.DrawFn) -> Maps:
 def test_batches_bring_every_bucket_to_where_it_is_to_be_and_hold_no_more_than_they_may(
     maps: Maps, shards: tuple[int, ...], balance: bool, batch_bytes: int, size: int
 ) -> None:
-    goal, sizes = Goal(shards, balance), {("a", "t0"): size}
+    goal, sizes = MoveTarget(shards, balance), {("a", "t0"): size}
     moves = plan(maps, goal, sizes)
     current, changed = dict(maps), 0
     for batch in batches(maps, moves, batch_bytes):
@@ -69,20 +69,20 @@ def test_batches_bring_every_bucket_to_where_it_is_to_be_and_hold_no_more_than_t
 
 def test_a_bucket_counts_as_large_as_its_table_says_and_never_as_nothing() -> None:
     maps = {"net": first_map(model(table("big", 4), table("unknown", 4)), [0, 1], Balanced())}
-    moves = plan(maps, Goal((0,), balance=False), {("net", "big"): 1 << 20, ("net", "unknown"): 7})
+    moves = plan(maps, MoveTarget((0,), balance=False), {("net", "big"): 1 << 20, ("net", "unknown"): 7})
     assert [move.nbytes for move in moves] == [1 << 20, 1 << 20, BUCKET_BYTES, BUCKET_BYTES]
 
 
 def test_one_table_moves_by_its_name_with_all_its_buckets_and_nothing_else() -> None:
     maps = {"net": first_map(model(table("a", 4), table("b", 4), rows=9), [0, 1], Balanced())}
-    goal = goal_of(Wish(to=(1,), model="net", variable="b"), view_of({0, 1}, 2), maps)
+    goal = target_of(MoveRequest(to=(1,), model="net", variable="b"), view_of({0, 1}, 2), maps)
     moves = plan(maps, goal)
     assert [move.piece for move in moves] == [BucketPlace(1, 0, 0), BucketPlace(1, 1, 0)]
     (batch,) = batches(maps, moves, 1 << 30)
     assert batch.maps[0].tables == ((0, 0, 1, 1), (1, 1, 1, 1))
     assert batch.maps[0].slices == maps["net"].slices
     with pytest.raises(InvalidRequest, match="no such variable or table; variable: c; expected: w, a, b"):
-        goal_of(Wish(to=(1,), model="net", variable="c"), view_of({0, 1}, 2), maps)
+        target_of(MoveRequest(to=(1,), model="net", variable="c"), view_of({0, 1}, 2), maps)
 
 
 ROWS = 1000
@@ -129,7 +129,7 @@ def test_shards_tell_how_large_a_bucket_is_and_who_does_not_answer_is_left_out()
 def test_a_new_shard_gets_its_share_of_every_table_in_batches_of_about_the_size_asked_for() -> None:
     async def body(job: TableJob) -> None:
         assert (job.buckets(0), job.buckets(1), job.buckets(2)) == ([4, 4], [4, 4], [0, 0])
-        progress = await job.reshard(Wish(to=(2,)), 110 * ROWS)
+        progress = await job.reshard(MoveRequest(to=(2,)), 110 * ROWS)
         assert sorted(sum(job.buckets(number)) for number in range(3)) == [5, 5, 6]
         assert all(max(counts) - min(counts) <= 1 for counts in zip(*map(job.buckets, range(3)), strict=True))
         emb = job.buckets(2)[0]
@@ -144,7 +144,7 @@ def test_a_new_shard_gets_its_share_of_every_table_in_batches_of_about_the_size_
 
 def test_a_drained_shard_holds_no_bucket_and_may_leave() -> None:
     async def body(job: TableJob) -> None:
-        *_, last = await job.reshard(Wish(drain=(1,)))
+        *_, last = await job.reshard(MoveRequest(drain=(1,)))
         assert (job.buckets(0), job.buckets(1)) == ([8, 8], [0, 0])
         assert (job.driver.view.spare, last.batches) == ({1, 2}, 1)
         job.check_all_go_on()
@@ -154,7 +154,7 @@ def test_a_drained_shard_holds_no_bucket_and_may_leave() -> None:
 
 def test_one_table_alone_makes_a_spare_shard_a_used_one() -> None:
     async def body(job: TableJob) -> None:
-        await job.reshard(Wish(to=(2,), model="ads", variable="small"))
+        await job.reshard(MoveRequest(to=(2,), model="ads", variable="small"))
         assert (job.buckets(0), job.buckets(2)) == ([4, 0], [0, 8])
         assert job.driver.view.spare == frozenset()
         assert job.held == [4, 4, 0]
@@ -168,7 +168,7 @@ def test_a_shard_that_cannot_take_its_buckets_leaves_all_as_it_was() -> None:
         before = job.driver.shard_map("ads")
         job.shards[2].fails["StageReshard"] = [StorageFull("the disk is full", shard="2")]
         with pytest.raises(StorageFull):
-            await job.reshard(Wish(to=(2,), model="ads", variable="emb"))
+            await job.reshard(MoveRequest(to=(2,), model="ads", variable="emb"))
         assert job.driver.shard_map("ads") is before
         job.check_all_go_on()
 
@@ -177,9 +177,9 @@ def test_a_shard_that_cannot_take_its_buckets_leaves_all_as_it_was() -> None:
 
 def test_a_shard_that_holds_buckets_alone_is_brought_to_the_same_point() -> None:
     async def body(job: TableJob) -> None:
-        await job.reshard(Wish(to=(2,), model="ads", variable="small"))
+        await job.reshard(MoveRequest(to=(2,), model="ads", variable="small"))
         job.shards[2].sequence = 40
-        await job.reshard(Wish(to=(0,), model="ads", variable="small"))
+        await job.reshard(MoveRequest(to=(0,), model="ads", variable="small"))
         assert job.shards[0].sequence == 40
         assert job.buckets(0) == [4, 8]
 

@@ -31,7 +31,7 @@ class WorkerEngine(Protocol):
 
 
 class ScalingEngine(WorkerEngine, Protocol):
-    """An engine that can be told how many processes are to run."""
+    """An engine that starts and ends processes until as many run as it is asked for."""
 
     #: WORKERS, SHARDS, or both.
     scales: frozenset[str]
