@@ -27,7 +27,7 @@ from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.reporting import plain_metrics
 from ps_worker.session.session import Session
 from ps_worker.session.terminate import Terminated, leave_reason, warn_of_no_step
-from ps_worker.step.summary import Style, Writes
+from ps_worker.step.summary import StepSettings, Writes
 from ps_worker.tables import converted, modules
 from ps_worker.tables.prefetch import BatchIds, Prefetch
 from ps_worker.trained_models import TrainedModels
@@ -166,7 +166,7 @@ class Cluster:
             name=self._models.free_name(name),
             nonfinite=nonfinite,
             buffers=buffers,
-            style=Style(Wire.parse(wire), overlap, choice(Writes, writes, "writes")),
+            style=StepSettings(Wire.parse(wire), overlap, choice(Writes, writes, "writes")),
             tables=tables,
             module=module,
             models=self._models,
@@ -228,7 +228,7 @@ class Cluster:
             name=self._models.free_name(name),
             nonfinite=nonfinite,
             buffers=buffers,
-            style=Style(Wire.parse(wire), overlap, choice(Writes, writes, "writes")),
+            style=StepSettings(Wire.parse(wire), overlap, choice(Writes, writes, "writes")),
             tables=tables,
             models=self._models,
             clip_grad_norm=clip_grad_norm,

@@ -25,7 +25,7 @@ from ps_worker.model.plain import plain_module
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
-from ps_worker.step.summary import PLAIN, Style
+from ps_worker.step.summary import PLAIN, StepSettings
 from ps_worker.trained_models import TrainedModels
 from ps_worker.trained_models import end_use as end_model_use
 
@@ -45,7 +45,7 @@ def declare_optimizer(
     name: str,
     nonfinite: str = "refuse",
     buffers: BufferPolicy = "rank0",
-    style: Style = PLAIN,
+    style: StepSettings = PLAIN,
     tables: Iterable[object] = (),
     module: torch.nn.Module | None = None,
     models: TrainedModels | None = None,
@@ -82,7 +82,7 @@ def let_grow(
     optimizer: PsOptimizer,
     session: Session,
     module: torch.nn.Module | None,
-    style: Style,
+    style: StepSettings,
     models: TrainedModels | None,
 ) -> None:
     """Let ``optimizer`` declare groups that are added to it, and end the use of its models.
@@ -128,7 +128,7 @@ def let_grow(
     optimizer._declare_group, optimizer._end_use = declare_group, end_use
 
 
-def check_style(style: Style, declaration: Declaration) -> None:
+def check_style(style: StepSettings, declaration: Declaration) -> None:
     """Raise ConfigError for overlap with tables."""
     if style.overlap and declaration.tables.specs:
         raise ConfigError(
@@ -151,7 +151,7 @@ def adopt_optimizer(
     name: str,
     nonfinite: str = "refuse",
     buffers: BufferPolicy = "rank0",
-    style: Style = PLAIN,
+    style: StepSettings = PLAIN,
     tables: Iterable[object] = (),
     models: TrainedModels | None = None,
     clip_grad_norm: float | None = None,
@@ -203,7 +203,7 @@ def _taken_over(
     given: torch.optim.Optimizer,
     session: Session,
     declaration: Declaration,
-    style: Style,
+    style: StepSettings,
     reconnect_timeout_seconds: float,
 ) -> PsOptimizer:
     """Turn ``given``, an optimizer of torch, into one on shards, in place: a scheduler that refers to it refers to that

@@ -28,7 +28,7 @@ from ps_worker.model.declare import Declaration, group_options, is_immutable
 from ps_worker.model.remote_state import StateOnShards
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel, StepOptions
-from ps_worker.step.summary import StepSummary, Style, checked_weight
+from ps_worker.step.summary import StepSettings, StepSummary, checked_weight
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.groups import TableGroups
 
@@ -104,14 +104,14 @@ class PsOptimizer(torch.optim.Optimizer):
     _end_use: Callable[[list[RemoteModel], bool], None]
 
     def __init__(
-        self, session: Session, declaration: Declaration, style: Style, reconnect_timeout_seconds: float
+        self, session: Session, declaration: Declaration, style: StepSettings, reconnect_timeout_seconds: float
     ) -> None:
         """Raises as ``_attach``."""
         torch.optim.Optimizer.__init__(self, declaration.groups, declaration.defaults)
         self._attach(session, declaration, style, reconnect_timeout_seconds)
 
     def _attach(
-        self, session: Session, declaration: Declaration, style: Style, reconnect_timeout_seconds: float
+        self, session: Session, declaration: Declaration, style: StepSettings, reconnect_timeout_seconds: float
     ) -> None:
         """Declare the model of the present groups, and return when it has the job's parameters; called once.
 

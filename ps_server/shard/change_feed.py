@@ -47,13 +47,13 @@ SCAN_ROWS = 1 << 19
 """Rows whose last use is looked at in one step: about a millisecond."""
 
 ROUND_ROWS = 5 * BATCH_ROWS
-"""What a round tells at most, when the updates it is about hold more: it ends with an earlier one."""
+"""Rows that a round sends at most; where its updates have more, it ends with an earlier update."""
 
 _NO_IDS: Ids = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class FeedPosition:
     """How far a reader is: it has rows used up to an update, and deletions and arrivals up to a change.
 
     What was deleted after that change and is there again was used after that update, or its bucket arrived after that
@@ -69,7 +69,7 @@ class ChangeBatch:
     """One batch, all of one moment. Its reader empties ``buckets``, drops ``deleted``, writes ``rows``."""
 
     #: Where a reader of everything up to this batch is; None: it starts over.
-    reached: Reached | None
+    reached: FeedPosition | None
     buckets: Sequence[int] = ()
     deleted: Ids = field(default_factory=lambda: _NO_IDS)
     ids: Ids = field(default_factory=lambda: _NO_IDS)
@@ -85,15 +85,15 @@ class ChangeBatch:
 
 
 def round_of(
-    table: ShardTable, since: Reached | None, buckets: Sequence[int], width: int
+    table: ShardTable, since: FeedPosition | None, buckets: Sequence[int], width: int
 ) -> Iterator[ChangeBatch | None]:
-    """What a reader that is at ``since`` (None: at the beginning) lacks, as far as it is there at the first step.
+    """The changes between ``since`` (None: the beginning) and the table's state at the first step, in batches.
 
-    Every step is a few milliseconds of work in the executor; the table may change between them. A step without a
-    batch gives None. The last one gives a batch, if an empty one. ``buckets``: those that are here; ``width``: how
-    many numbers of a row are told.
+    Each step is a few milliseconds of work in the executor; the table may change between steps. A step without a
+    batch yields None. The last one yields a batch, which may be empty. ``buckets``: those of this shard; ``width``: how
+    many numbers of a row are sent.
     """
-    goal = Reached(table.updates, table.changes)
+    goal = FeedPosition(table.updates, table.changes)
     deleted = table.deletions_since(since.changes) if since is not None and _may_be(since, goal) else None
     if since is None or deleted is None:
         yield from _whole(table, buckets, None, width)
@@ -102,20 +102,22 @@ def round_of(
     here = np.zeros(table.spec.buckets, np.bool_)
     here[list(buckets)] = True
     arrived = here & (table.arrived > since.changes)
-    # A bucket that has left may be told of by another shard already.
+    # Of a bucket that has left another shard may have sent changes already.
     deleted = deleted[_of(deleted, here)]
     # First: what has gone may be there again.
     for begin in range(0, deleted.size, DELETED_IDS):
         yield ChangeBatch(since, deleted=deleted[begin : begin + DELETED_IDS])
     yield from _whole(table, [int(bucket) for bucket in np.flatnonzero(arrived)], since, width)
-    yield from _used(table, Reached(since.updates, goal.changes), goal, arrived, width)
+    yield from _used(table, FeedPosition(since.updates, goal.changes), goal, arrived, width)
 
 
-def _may_be(reached: Reached, goal: Reached) -> bool:
+def _may_be(reached: FeedPosition, goal: FeedPosition) -> bool:
     return reached.updates <= goal.updates and reached.changes <= goal.changes
 
 
-def _whole(table: ShardTable, buckets: Sequence[int], reached: Reached | None, width: int) -> Iterator[ChangeBatch]:
+def _whole(
+    table: ShardTable, buckets: Sequence[int], reached: FeedPosition | None, width: int
+) -> Iterator[ChangeBatch]:
     """Everything of ``buckets``, small ones together."""
     group: list[int] = []
     ids = list[Ids]()
@@ -131,7 +133,7 @@ def _whole(table: ShardTable, buckets: Sequence[int], reached: Reached | None, w
 
 
 def _used(
-    table: ShardTable, reached: Reached, goal: Reached, arrived: npt.NDArray[np.bool_], width: int
+    table: ShardTable, reached: FeedPosition, goal: FeedPosition, arrived: npt.NDArray[np.bool_], width: int
 ) -> Iterator[ChangeBatch | None]:
     """Rows used after ``reached`` up to ``goal``, in the order of their last use, but those of ``arrived`` buckets.
 
@@ -145,13 +147,13 @@ def _used(
             end = cut
         last = end == ids.size
         if not last and touched[end] != touched[end - 1]:
-            reached = Reached(int(touched[end - 1]), goal.changes)
+            reached = FeedPosition(int(touched[end - 1]), goal.changes)
         elif last:
-            reached = Reached(through, goal.changes)
+            reached = FeedPosition(through, goal.changes)
         yield _rows(table, ids[begin:end], reached, width, current=last and through == goal.updates)
         begin = end
     if not ids.size:
-        yield ChangeBatch(Reached(through, goal.changes), current=True)
+        yield ChangeBatch(FeedPosition(through, goal.changes), current=True)
 
 
 def _find(
@@ -186,13 +188,13 @@ def _of(ids: Ids, buckets: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 def _rows(
     table: ShardTable,
     ids: Ids,
-    reached: Reached | None,
+    reached: FeedPosition | None,
     width: int,
     *,
     buckets: Sequence[int] = (),
     current: bool = False,
 ) -> ChangeBatch:
-    """As they are now; those that have gone since are told of later."""
+    """The rows as they are now; a later round has those that were deleted meanwhile."""
     found = table.copy_ids(ids)
     rows = np.ascontiguousarray(found.rows[:, :width])
     return ChangeBatch(reached, buckets, ids=found.ids, rows=rows, current=current)
@@ -232,7 +234,7 @@ class ChangeFeed:
         lineage = self._lineages.setdefault(table, self._name())
         width = table.spec.width if request.with_state else table.spec.dim
         cursor = request.cursor
-        since = Reached(cursor.updates, cursor.changes) if cursor.lineage == lineage else None
+        since = FeedPosition(cursor.updates, cursor.changes) if cursor.lineage == lineage else None
         send = partial(_send, context, lineage, width)
         reader = _Reader(model, request.table, width, self._registry.context.executor, send)
         self._readers.add(reader)
@@ -264,13 +266,13 @@ class _Reader:
         self._width = width
         self._executor = executor
         self._send = send
-        self._since: Reached | None = None
+        self._since: FeedPosition | None = None
         #: What the round under way has taken.
         self._lane_seconds = 0.0
-        #: Whether the last batch said that the reader has everything.
+        #: Whether the reader had everything with the last batch.
         self._told = False
 
-    async def run(self, since: Reached | None, *, follow: bool) -> None:
+    async def run(self, since: FeedPosition | None, *, follow: bool) -> None:
         """Send everything, and continue with ``follow``. Raises what stops the model."""
         self._since = since
         while True:
@@ -279,7 +281,7 @@ class _Reader:
             if not follow:
                 return
             await self._pause()
-            while self._since == Reached(self._table.updates, self._table.changes):
+            while self._since == FeedPosition(self._table.updates, self._table.changes):
                 await self._pause()
 
     @property

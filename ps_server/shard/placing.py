@@ -168,7 +168,7 @@ async def restore(
 ) -> None:
     """Replace what ``model`` has here. Raises ModelMismatch, DamagedData, ConfigError, InvalidRequest, StorageFull.
 
-    ``on_write`` is told of how many bytes each write is, before it. Values come last: a model that a crash has left
+    ``on_write`` is called with the bytes of each write, before it. Values come last: a model that a crash has left
     without them is restored again.
     """
     region, entries = await asyncio.to_thread(read, checkpoint, model.layout)

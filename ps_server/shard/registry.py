@@ -237,7 +237,7 @@ class Registry:
 
     async def _drop(self, name: str, released: int) -> None:
         """Hold nothing of the model of this name any more, unless it is of a later epoch than ``released``."""
-        # One that is being resharded comes out of it first, for the log has to tell it in this order.
+        # One that is being resharded comes out of it first, for the log needs them in this order.
         while not await self._until(lambda: name not in self._placed or not self._placed[name].is_pending):
             pass
         placed = self._placed.get(name)

@@ -225,7 +225,7 @@ class Resharding:
         self._quiescence.resume(promised.cut)
 
     def _forget(self, without: Sequence[ShardModel] = ()) -> None:
-        """Drop what was staged, but not that of ``without``, which are resharded now."""
+        """Drop what the models have staged, except for the models ``without``, which are resharded now."""
         promised, self._promised = self._promised, None
         for model in promised.models if promised else ():
             if model not in without:
@@ -243,7 +243,7 @@ class Resharding:
             self._settled.set()
 
     async def _commit(self, model: ShardModel, start: ModelState) -> None:
-        """Log that it has been decided, and continue with the next shard map."""
+        """Log the cluster's decision to move slices of ``model``, and continue with the next shard map."""
         context, epoch = self._context, start.pending.shard_map.epoch if start.pending else 0
 
         def work() -> ModelState:
@@ -310,7 +310,7 @@ class LogRoom:
         self._held: list[int] = []
 
     async def hold(self, *sizes: int) -> None:
-        """Have room for records of so many bytes, and for no others. Raises StorageFull; then nothing is held."""
+        """Reserve room for records of these sizes, in place of earlier room. Raises StorageFull; then there is none."""
         self.release()
         try:
             for nbytes in sizes:

@@ -46,7 +46,7 @@ def digest(tensors: Sequence[torch.Tensor]) -> str:
     return found.hexdigest()
 
 
-class Fate(enum.Enum):
+class WriteAction(enum.Enum):
     """How values that were set are handled."""
 
     #: They become the cluster's.
@@ -60,7 +60,7 @@ class Fate(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class WriterState:
     """The state of a worker when values are found that its user has set."""
 
     consistency: Consistency
@@ -76,21 +76,21 @@ class Situation:
     overlaps: bool
 
 
-def fate_of(writes: Writes, situation: Situation) -> Fate:
+def action_of(writes: Writes, state: WriterState) -> WriteAction:
     """How values that were set are handled, by the user's policy and the worker's state."""
     if writes is Writes.IGNORE:
-        return Fate.IGNORE
+        return WriteAction.IGNORE
     if writes is Writes.REFUSE:
-        return Fate.REFUSE
-    if not situation.has_stepped and situation.joined_running:
-        return Fate.YIELD
-    if situation.has_stepped and situation.overlaps:
-        return Fate.REFUSE
-    if situation.workers == 1:
-        return Fate.ASSIGN
-    if not situation.has_stepped or situation.consistency.in_lockstep:
-        return Fate.ASSIGN if situation.is_lowest else Fate.AGREE
-    return Fate.REFUSE
+        return WriteAction.REFUSE
+    if not state.has_stepped and state.joined_running:
+        return WriteAction.YIELD
+    if state.has_stepped and state.overlaps:
+        return WriteAction.REFUSE
+    if state.workers == 1:
+        return WriteAction.ASSIGN
+    if not state.has_stepped or state.consistency.in_lockstep:
+        return WriteAction.ASSIGN if state.is_lowest else WriteAction.AGREE
+    return WriteAction.REFUSE
 
 
 class AssignedValues:
@@ -112,19 +112,19 @@ class AssignedValues:
         Raises InvalidRequest where the user's intention cannot be known, NotReady when the worker of the lowest rank
         does not come, and PsError.
         """
-        match self._fate(overlaps):
-            case Fate.ASSIGN:
+        match self._action(overlaps):
+            case WriteAction.ASSIGN:
                 self._assign_after_start(written)
-            case Fate.AGREE:
+            case WriteAction.AGREE:
                 self._agree(written)
-            case Fate.YIELD:
+            case WriteAction.YIELD:
                 self._yield(written)
                 self._pipeline.pull()
-            case Fate.REFUSE if self._writes is Writes.REFUSE or not self._flat.unsure.issuperset(written):
+            case WriteAction.REFUSE if self._writes is Writes.REFUSE or not self._flat.unsure.issuperset(written):
                 raise self._refusal(written)
-            case Fate.REFUSE:
+            case WriteAction.REFUSE:
                 self._doubt(written)
-            case Fate.IGNORE:
+            case WriteAction.IGNORE:
                 # The answer to a step has the values that the step changes; others would stay as they were set.
                 if any(self._flat.is_untrained(number) for number in written):
                     self._pipeline.pull()
@@ -144,7 +144,7 @@ class AssignedValues:
             raise self._refusal(written)
         if self._writes is Writes.IGNORE:
             return ()
-        if written and self._fate(overlaps=False) is Fate.YIELD:
+        if written and self._action(overlaps=False) is WriteAction.YIELD:
             self._yield(written)
             return ()
         return (*written, *(self._flat.changed_buffers() if with_buffers else ()))
@@ -160,7 +160,7 @@ class AssignedValues:
             raise self._refusal(written)
         if self._writes is Writes.IGNORE:
             return
-        if written and self._fate(overlaps=False) is Fate.YIELD:
+        if written and self._action(overlaps=False) is WriteAction.YIELD:
             self._yield(written)
             self._pipeline.pull()
             return
@@ -190,46 +190,46 @@ class AssignedValues:
         written = self._flat.written()
         if not written or self._writes is Writes.IGNORE:
             return
-        fate = self._fate(overlaps=False)
-        if fate is Fate.ASSIGN:
-            self._told_at_end(written)
+        action = self._action(overlaps=False)
+        if action is WriteAction.ASSIGN:
+            self._sent_at_end(written)
             self._assign_after_start(written)
             return
-        if self._writes is Writes.REFUSE or fate is Fate.YIELD:
+        if self._writes is Writes.REFUSE or action is WriteAction.YIELD:
             self._warn_not_sent(written)
             return
         if not self._differences(written):
             return
         own = self._digest(written)
-        told = self._told_at_end(written)
+        sent = self._sent_at_end(written)
         deadline = time.monotonic() + times.LAST_VALUES_SECONDS
-        while not told and len(self._session.workers) > 1 and time.monotonic() < deadline:
+        while not sent and len(self._session.workers) > 1 and time.monotonic() < deadline:
             time.sleep(OTHERS.longest_seconds)
-            told = self._told_at_end(written)
-        lowest = min(told, default=None)
-        if lowest == self._session.rank or (lowest is None and self._fate(overlaps=False) is Fate.ASSIGN):
+            sent = self._sent_at_end(written)
+        lowest = min(sent, default=None)
+        if lowest == self._session.rank or (lowest is None and self._action(overlaps=False) is WriteAction.ASSIGN):
             self._assign_after_start(written)
         elif lowest is not None:
-            if told[lowest] != own:
+            if sent[lowest] != own:
                 self._warn_not_kept(written)
             elif lowest not in self._session.workers and self._differences(written):
                 # It has left without it, since nobody else had come to the end in time.
                 self.assign(written)
-        elif fate is Fate.AGREE:
+        elif action is WriteAction.AGREE:
             if found := self._differences(written):
                 self._warn_not_kept(found)
         else:
             self._warn_not_sent(written)
 
-    def _told_at_end(self, written: tuple[int, ...]) -> Mapping[int, str]:
-        """What workers that have come to their end have set, by rank; empty until all live workers have told it."""
+    def _sent_at_end(self, written: tuple[int, ...]) -> Mapping[int, str]:
+        """What workers that have come to their end have set, by rank; empty until all live workers have sent theirs."""
         key = ExchangeKey(f"set at the end of {self._pipeline.name}", self._session.phase)
         try:
             state = self._session.try_exchange(key, self._digest(written).encode())
         except PsError as error:
             logger.debug("what other workers have set at their end is not known: %s", error)
             return {}
-        return {rank: told.decode(errors="replace") for rank, told in state.payloads.items()} if state.complete else {}
+        return {rank: sent.decode(errors="replace") for rank, sent in state.payloads.items()} if state.complete else {}
 
     def _digest(self, written: tuple[int, ...]) -> str:
         return f"{written}{digest([self._flat.values_of(number) for number in written])}"
@@ -333,11 +333,11 @@ class AssignedValues:
             self._session.rank,
         )
 
-    def _fate(self, overlaps: bool) -> Fate:
+    def _action(self, overlaps: bool) -> WriteAction:
         ranks = self._session.workers
-        return fate_of(
+        return action_of(
             self._writes,
-            Situation(
+            WriterState(
                 consistency=self._session.consistency,
                 workers=len(ranks),
                 is_lowest=self._session.initialiser(),

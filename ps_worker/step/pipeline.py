@@ -33,7 +33,7 @@ from ps_worker.session.session import Session
 from ps_worker.step.first_values import FirstValues
 from ps_worker.step.gradients import Gradients
 from ps_worker.step.shard_stream import ShardStream
-from ps_worker.step.summary import PLAIN, StepPush, StepSummary, StreamPosition, Style
+from ps_worker.step.summary import PLAIN, StepPush, StepSettings, StepSummary, StreamPosition
 from ps_worker.tables.lookup import Lookup, Position
 from ps_worker.tables.row_payloads import InitialRows, RowRouter
 
@@ -63,7 +63,7 @@ class StepPipeline:
         shard_map: ShardMap,
         flat: FlatModel,
         gradients: Gradients,
-        style: Style = PLAIN,
+        style: StepSettings = PLAIN,
         *,
         initial_rows: InitialRows = MappingProxyType({}),
         initial_state: StateByNumber = MappingProxyType({}),
@@ -100,7 +100,7 @@ class StepPipeline:
 
     @property
     def version(self) -> int:
-        """The lowest version of the parameters held, over the shards."""
+        """The lowest version of the parameters here, over the shards."""
         return min(stream.version for stream in self.streams)
 
     @property
@@ -184,7 +184,7 @@ class StepPipeline:
                 if isinstance(error, ModelMoved):
                     raise error
                 if isinstance(error, StorageFull):
-                    # The shard lives and says what it waits for: so does this worker, for as long as that takes.
+                    # The shard lives and reports what it waits for: this worker waits as long as that takes.
                     self._pause_for_room(error)
                     stream.send(push)
                     return False

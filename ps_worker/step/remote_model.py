@@ -24,7 +24,7 @@ from ps_worker.step.assigned_values import AssignedValues, digest
 from ps_worker.step.gradients import Gradients
 from ps_worker.step.overlap import GradientBuckets, Overlap
 from ps_worker.step.pipeline import StepPipeline
-from ps_worker.step.summary import StepPush, StepSummary, Style, nonfinite_gradient
+from ps_worker.step.summary import StepPush, StepSettings, StepSummary, nonfinite_gradient
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.table import TableModule
 
@@ -53,7 +53,7 @@ class RemoteModel:
         session: Session,
         declaration: Declaration,
         tables: TableBinding,
-        style: Style,
+        style: StepSettings,
         options: Callable[[], StepOptions],
         reconnect_timeout_seconds: float,
     ) -> None:

@@ -27,7 +27,7 @@ from ps_worker.session.session import Session
 from ps_worker.step.gradients import Gradients
 from ps_worker.step.push_trace import PushTrace
 from ps_worker.step.shard_values import ShardValues
-from ps_worker.step.summary import StepPush, StepSummary, StreamPosition, Style
+from ps_worker.step.summary import StepPush, StepSettings, StepSummary, StreamPosition
 from ps_worker.tables.lookup import Position, ShardLookup
 from ps_worker.tables.row_payloads import NO_ROWS, RowRouter
 from ps_worker.transport.base import ClientTransport, Link, Peer
@@ -49,7 +49,7 @@ class ShardStream:
         shard: int,
         flat: FlatModel,
         gradients: Gradients,
-        style: Style,
+        style: StepSettings,
         options_lost: UnusedOptions,
         memory: KeptMappings,
     ) -> None:
@@ -71,7 +71,7 @@ class ShardStream:
         self._receive_buffer: ReceiveBuffer | BackRegion | None = None
         self._transport: ClientTransport | None = None
         self.is_pushing = False  # a push has been sent whose answer has not come
-        #: Of the push under way, and of the last that the shard said it had applied.
+        #: Of the push under way, and of the last that the shard has reported as applied.
         self._sequence = self._acknowledged = 0
         #: The version of torch on the shard that was warned of last.
         self._warned_version = ""
@@ -304,8 +304,8 @@ class ShardStream:
     def land(self) -> None:
         """Make received parameters the model's, where neither ``receive`` nor ``publish_parameters`` does."""
         buffer = self._receive_buffer
-        if isinstance(buffer, ReceiveBuffer) and (told := buffer.arrived) is not None:
-            buffer.take(self._flat.host_tensors(self._flat.plan.ranges(self.shard, told.absent, told.with_buffers)))
+        if isinstance(buffer, ReceiveBuffer) and (result := buffer.arrived) is not None:
+            buffer.take(self._flat.host_tensors(self._flat.plan.ranges(self.shard, result.absent, result.with_buffers)))
 
     def take_back(self) -> None:
         """The push under way will be encoded again for another layout: what it was to bring becomes its gradients."""

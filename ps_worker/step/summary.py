@@ -26,7 +26,7 @@ class Writes(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
+class StepSettings:
     """The settings of a model's steps."""
 
     wire: Wire = RAW
@@ -35,12 +35,12 @@ class Style:
     writes: Writes = Writes.ASSIGN
 
 
-PLAIN = Style()
+PLAIN = StepSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """What a shard says about this worker when its stream opens."""
+    """What a shard knows of this worker when its stream opens."""
 
     version: int
     #: (phase, clock) of this worker on the shard.

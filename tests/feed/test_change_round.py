@@ -10,7 +10,7 @@ import pytest
 
 from ps_protocol.model.ids import buckets_of
 from ps_server.shard import change_feed
-from ps_server.shard.change_feed import ChangeBatch, Reached, round_of
+from ps_server.shard.change_feed import ChangeBatch, FeedPosition, round_of
 from ps_server.tables.step import RowStep
 from ps_server.tables.table import ShardTable
 from tests.support.length import choose
@@ -41,7 +41,7 @@ class Reader:
     table: ShardTable
     buckets: list[int]
     copy: dict[int, tuple[float, ...]]
-    since: Reached | None = None
+    since: FeedPosition | None = None
     round: Iterator[ChangeBatch | None] | None = None
     seen: list[ChangeBatch] = field(default_factory=list)
 
@@ -251,7 +251,7 @@ def test_a_cursor_from_the_future_starts_over():
     table = ShardTable(SPEC, range(BUCKETS))
     used(table, [range(10)])
     reader = follow(table)
-    reader.since = Reached(99, 0)
+    reader.since = FeedPosition(99, 0)
     reader.copy.clear()
     reader.ends()
     assert reader.copy == held(table)

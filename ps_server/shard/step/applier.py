@@ -179,7 +179,7 @@ class Applier:
         push.reserved_bytes = nbytes
 
     async def covered(self, trace: ServedPush | None = None) -> None:
-        """Returns when workers may be told what is in the log: with a standby that acknowledges, when it has it, too.
+        """Returns when answers may rest on what is in the log: where a standby acknowledges, once it has that, too.
 
         Raises what closed the replication. ``trace``: of the push that waits.
         """
@@ -190,11 +190,11 @@ class Applier:
                 trace.replicated(begin_ns, time.monotonic_ns())
 
     def covers(self, number: int) -> bool:
-        """Whether workers may be told what is in the log up to record ``number``."""
+        """Whether answers may rest on the log up to record ``number``."""
         return self._replication is None or self._replication.covers(number)
 
     async def settled(self) -> None:
-        """Returns when everything decided so far has been done, and may be told. Raises what stopped the model."""
+        """Returns when everything decided so far is done and answers may rest on it. Raises what stopped the model."""
         self.gate.check()
         newest = self.newest
         if not newest.ready.done():
@@ -283,7 +283,8 @@ class Applier:
         def done(queued: asyncio.Future[Region]) -> None:
             for push in pushes:
                 self.log.release(push.reserved_bytes)
-            self._ended(queued)
+            if queued.cancelled() or queued.exception() is not None:
+                self._ended(queued)
             if self.skipped and (skipped := self.skipped.get(_name(pushes[0].info))):
                 self._note_skipped([push.info for push in pushes], skipped)
 

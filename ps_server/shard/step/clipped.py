@@ -51,9 +51,9 @@ class ClippedSteps:
         *,
         keep: bool = False,
     ) -> Iterator[Step]:
-        """See ``combined``. Over several shards it is for a push that is applied alone: its worker told its norm."""
-        told = pushes[0].squared_norm
-        factor = None if self._alone or told is None else clip_factor(self._max_norm, told)
+        """See ``combined``. Over several shards it is for a push that is applied alone, which brings its norm."""
+        norm = pushes[0].squared_norm
+        factor = None if self._alone or norm is None else clip_factor(self._max_norm, norm)
         # What is scaled is memory of this shard.
         with combined(pushes, scale, live_workers, pool, tables, keep=keep or factor != 1.0) as step:
             if factor is None:

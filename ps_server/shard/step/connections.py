@@ -32,7 +32,7 @@ class Connections:
 
     @contextmanager
     def place(self, worker: WorkerKey, key: int | None = None) -> Iterator[asyncio.Future[None]]:
-        """While a call of ``worker`` is served of which there is one for each ``key``: for each rank, unless told.
+        """While a call of ``worker`` is served of which there is one for each ``key``: by default for each rank.
 
         What is yielded raises once it must end: Unavailable when the worker has opened another, Fenced when it is no
         member any more.

@@ -315,7 +315,7 @@ class ShardModel:
                 self._parked.discard(parked)
 
     async def settled(self) -> None:
-        """Returns when everything decided so far has been done, and may be told. Raises what stopped the model."""
+        """Returns when everything decided so far is done and answers may rest on it. Raises what stopped the model."""
         await self._applier.settled()
 
     @property

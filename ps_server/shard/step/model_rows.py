@@ -67,7 +67,7 @@ class ModelRows:
         """Queue what a push of the rows ``wanted`` would have to do first, to be done while its worker computes.
 
         In pieces of about a millisecond, for other work waits for the end of one. What one of them fails at the push
-        fails at, too, and that is told.
+        fails at, too, and the push reports it.
         """
         loop, left = asyncio.get_running_loop(), list(wanted.parts)
 

@@ -160,7 +160,7 @@ def _differing(own: Sequence[Options], others: Sequence[Options]) -> Iterator[tu
 
 
 def _brief(value: Option) -> Option:
-    """``value`` with its texts cut short: it is kept, and told."""
+    """``value`` with its texts cut short: it is kept, and sent to workers."""
     if isinstance(value, list):
         return list(map(_brief, value))
     return value[:_TEXT_CHARACTERS] if isinstance(value, str) else value

@@ -41,7 +41,7 @@ class IncomingPush:
     finite: bool = False
     #: sync: what its gradients weigh in the mean of their step.
     weight: float = 1.0
-    #: Where gradients are clipped: the squared norm of the whole push, over all shards, as its worker told.
+    #: Where gradients are clipped: the squared norm of the whole push, over all shards, as its worker sent it.
     squared_norm: float | None = None
     #: Steps that the parameters wanted back are used later than usual.
     ahead: int = 0
@@ -109,11 +109,11 @@ def require_weight(weight: float, rank: int) -> None:
 
 
 def require_norm(squared_norm: float | None, spec: ModelSpec, rank: int) -> None:
-    """Raises InvalidRequest for a push of a model whose gradients are clipped that does not tell its norm."""
+    """Raises InvalidRequest for a push of a model whose gradients are clipped that does not bring its norm."""
     allowed = spec.nonfinite is NonFinite.ALLOW
     if squared_norm is None or not (squared_norm >= 0.0 or (allowed and math.isnan(squared_norm))):
         raise InvalidRequest(
-            f"a push of worker {rank} does not tell the norm of its gradients",
+            f"a push of worker {rank} lacks the norm of its gradients",
             expected=f"a squared norm, for the gradients of model '{spec.name}' are clipped",
             actual=str(squared_norm),
         )

@@ -23,7 +23,7 @@ from ps_protocol.cluster.requests import (
 )
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, StorageFull, TableFull
-from ps_protocol.model.layout import Indexes, Layout, Range, subtract
+from ps_protocol.model.layout import Indexes, Layout, subtract
 from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import Tracer
@@ -89,7 +89,7 @@ class StepStream:
 
         ``keeps_slices``: the worker keeps what comes, so that only what has changed need come again. ``budgets``
         limit the bytes of rows and pushes on their way. ``tracer`` records the pushes that workers trace. ``trusted``:
-        a push of which the worker says that it is finite is not looked at again.
+        a push that its worker has found finite is not checked again.
         """
         self._budgets = budgets or ByteBudgets.of()
         self._tracing = PushTracing(tracer, worker, model.name, model.layout.shard) if tracer else None
@@ -212,16 +212,21 @@ class StepStream:
             ranges = self._model.layout.ranges_without(push.absent, header.with_buffers)
             if header.staged:
                 ranges = subtract(ranges, self._staged().checked(header.staged))
-            await self._one_region()
+            if self._model.copies.under_way or not self._replied.is_set():
+                await self._one_region()
             region = self._staging.take() if self._staging else self._model.pool.take()
             try:
-                await self._fill(region, push, header.payload, ranges, rows)
+                if self._codec is None:
+                    await self._receive(header.payload, region.pieces(ranges) + rows)
+                else:
+                    await self._decode(self._codec, region, push, header.payload, rows)
             except BaseException:
                 # A push that does not come whole is dropped, and its memory is free again.
                 self._model.pool.give(region)
                 raise
             push.region = region
-        self._discard()
+        if self._staging is not None:
+            self._discard()
         self._counters.pushes += 1
         if self._tracing is not None and header.traceparent:
             push.trace = self._tracing.begin(header.traceparent, begin_ns)
@@ -320,21 +325,13 @@ class StepStream:
         if self._model.copies.under_way:
             await self._model.copies.ended()
 
-    async def _fill(
-        self,
-        region: Region,
-        push: IncomingPush,
-        inline: bytes | memoryview,
-        ranges: Sequence[Range],
-        rows: list[memoryview],
+    async def _decode(
+        self, codec: StreamCodec, region: Region, push: IncomingPush, inline: bytes | memoryview, rows: list[memoryview]
     ) -> None:
-        """Write the payload of a push to ``region``."""
-        if self._codec is None:
-            await self._receive(inline, region.pieces(ranges) + rows)
-            return
-        encoded = self._codec.buffer(push.absent, buffers=push.with_buffers)
+        """Write the payload of a push in a wire format to ``region``."""
+        encoded = codec.buffer(push.absent, buffers=push.with_buffers)
         await self._receive(inline, [encoded, *rows])
-        await self._codec.decode(encoded, region, push.absent, buffers=push.with_buffers)
+        await codec.decode(encoded, region, push.absent, buffers=push.with_buffers)
 
     async def _take_lookup(self, lookup: LookupHeader) -> RequestedLookup:
         """Take the ids of a lookup. Raises InvalidRequest, ConnectionError, StateLost."""
@@ -394,7 +391,7 @@ class StepStream:
         if asked.position is not None:
             await self._wait_for_mode(asked.position)
         room = self._transport.room(asked.wanted.rows_bytes)
-        # Not before the mode lets it be answered: a waiting worker would hold what the others need.
+        # Not before the mode lets it be answered: a waiting worker would occupy memory that the others need.
         async with self._budgets.answers.taken(self._worker, 0 if room is not None else asked.wanted.rows_bytes):
             try:
                 version, rows = await self._model.rows.look_up(asked.wanted, room, for_push=asked.position is not None)

@@ -30,7 +30,7 @@ class ModelValues:
         self._announce = announce
         #: Whether the region holds values yet: rank 0's initial ones, or later ones.
         self.initialised = initialised
-        #: The record of the first values until those may be told for good; None: it is not written yet.
+        #: The record of the first values until answers may rest on it; None: it is not written yet.
         self._untold: int | None = 0
         #: Loads that replaced values.
         self.assigned = 0
@@ -50,9 +50,9 @@ class ModelValues:
 
     @property
     def told(self) -> bool:
-        """Whether workers may be told that there are values: as pushes are, once no takeover and no restart loses them.
+        """Whether answers may say that there are values: once no takeover and no restart loses them, as with pushes.
 
-        What they were told stays true, so a worker that then finds no values knows that state is lost.
+        Such an answer stays true, so a worker that then finds no values knows that state is lost.
         """
         if self._untold and self._applier.covers(self._untold):
             self._untold = 0
@@ -70,7 +70,7 @@ class ModelValues:
         checksums: Mapping[int, int] = MappingProxyType({}),
         check: Callable[[], None] | None = None,
     ) -> bool:
-        """Write values and state; False when ``only_first`` found values, which may be told then, too.
+        """Write values and state; False when ``only_first`` found values; answers may rest on those then, too.
 
         Raises InvalidRequest, StorageFull, and what closed the replication.
 

@@ -279,7 +279,7 @@ def test_a_push_that_is_applied_alone_is_scaled_by_the_norm_that_its_worker_told
 
 @pytest.mark.parametrize("told", [None, -1.0, math.nan])
 def test_a_push_that_does_not_tell_its_norm_is_refused(told: float | None) -> None:
-    with pytest.raises(InvalidRequest, match="does not tell the norm"):
+    with pytest.raises(InvalidRequest, match="lacks the norm"):
         require_norm(told, SPEC, 3)
 
 

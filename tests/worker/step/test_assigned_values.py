@@ -15,12 +15,12 @@ from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import build_spec
 from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
-from ps_worker.step.assigned_values import Fate, Situation, fate_of
-from ps_worker.step.summary import Style, Writes
+from ps_worker.step.assigned_values import WriteAction, WriterState, action_of
+from ps_worker.step.summary import StepSettings, Writes
 from tests.worker.devices import HOST, ONE, TWO, Devices, mixed_module, placed
 from tests.worker.fakes import FakeSession, job, place
 
-ALONE = Situation(
+ALONE = WriterState(
     consistency=Consistency(Mode.ASYNC),
     workers=1,
     is_lowest=True,
@@ -33,28 +33,28 @@ ASYNC = replace(ALONE, workers=3)
 
 
 @pytest.mark.parametrize(
-    ("situation", "fate"),
+    ("state", "action"),
     [
-        (ALONE, Fate.ASSIGN),
-        (replace(ALONE, overlaps=True), Fate.REFUSE),
-        (SYNC, Fate.ASSIGN),
-        (replace(SYNC, is_lowest=False), Fate.AGREE),
-        (replace(SYNC, consistency=Consistency(Mode.SYNC, backup=1)), Fate.REFUSE),
-        (ASYNC, Fate.REFUSE),
-        (replace(ASYNC, consistency=Consistency(Mode.SSP, 2)), Fate.REFUSE),
-        (replace(ASYNC, has_stepped=False), Fate.ASSIGN),
-        (replace(ASYNC, has_stepped=False, is_lowest=False), Fate.AGREE),
-        (replace(ASYNC, has_stepped=False, joined_running=True), Fate.YIELD),
-        (replace(ALONE, has_stepped=False, joined_running=True), Fate.YIELD),
+        (ALONE, WriteAction.ASSIGN),
+        (replace(ALONE, overlaps=True), WriteAction.REFUSE),
+        (SYNC, WriteAction.ASSIGN),
+        (replace(SYNC, is_lowest=False), WriteAction.AGREE),
+        (replace(SYNC, consistency=Consistency(Mode.SYNC, backup=1)), WriteAction.REFUSE),
+        (ASYNC, WriteAction.REFUSE),
+        (replace(ASYNC, consistency=Consistency(Mode.SSP, 2)), WriteAction.REFUSE),
+        (replace(ASYNC, has_stepped=False), WriteAction.ASSIGN),
+        (replace(ASYNC, has_stepped=False, is_lowest=False), WriteAction.AGREE),
+        (replace(ASYNC, has_stepped=False, joined_running=True), WriteAction.YIELD),
+        (replace(ALONE, has_stepped=False, joined_running=True), WriteAction.YIELD),
         # It has stepped since it joined: what it sets now is meant.
-        (replace(ALONE, joined_running=True), Fate.ASSIGN),
-        (replace(ALONE, has_stepped=False, overlaps=True), Fate.ASSIGN),
+        (replace(ALONE, joined_running=True), WriteAction.ASSIGN),
+        (replace(ALONE, has_stepped=False, overlaps=True), WriteAction.ASSIGN),
     ],
 )
-def test_what_becomes_of_values_that_were_set(situation: Situation, fate: Fate) -> None:
-    assert fate_of(Writes.ASSIGN, situation) is fate
-    assert fate_of(Writes.REFUSE, situation) is Fate.REFUSE
-    assert fate_of(Writes.IGNORE, situation) is Fate.IGNORE
+def test_what_becomes_of_values_that_were_set(state: WriterState, action: WriteAction) -> None:
+    assert action_of(Writes.ASSIGN, state) is action
+    assert action_of(Writes.REFUSE, state) is WriteAction.REFUSE
+    assert action_of(Writes.IGNORE, state) is WriteAction.IGNORE
 
 
 def flatten(module: nn.Module) -> FlatModel:
@@ -273,7 +273,9 @@ def test_buffers_that_changed_are_known() -> None:
 
 
 def optimizer_of(session: FakeSession, module: nn.Module, **style: object) -> PsOptimizer:
-    return declare_optimizer(session, torch.optim.SGD, module, {"lr": 1.0}, name="model", style=Style(**style))[0]
+    return declare_optimizer(session, torch.optim.SGD, module, {"lr": 1.0}, name="model", style=StepSettings(**style))[
+        0
+    ]
 
 
 def step(module: nn.Module, optimizer: PsOptimizer) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from ps_protocol.errors import ConfigError, InvalidRequest, ModelMismatch, NonFiniteGradient, TableFull
 from ps_protocol.wire.convert.options import options_from_pb
 from ps_worker import rows
-from ps_worker.step.summary import Style
+from ps_worker.step.summary import StepSettings
 from ps_worker.tables import Embedding, EmbeddingBag, EmbeddingBags, Table
 from tests.worker.fakes import FakeSession, job
 from tests.worker.tables.table_training import LR, all_rows, assert_same, batches, declare, in_torch, on_shards, train
@@ -338,7 +338,7 @@ def test_what_a_shard_refuses_is_raised_and_the_next_step_goes_on(two: FakeSessi
 
 def test_overlap_and_tables_do_not_go_together(two: FakeSession) -> None:
     with pytest.raises(ConfigError, match=r"cluster.prefetch"):
-        on_shards(two, style=Style(overlap=True))
+        on_shards(two, style=StepSettings(overlap=True))
     assert two.shards == []
 
 
