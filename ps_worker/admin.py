@@ -95,7 +95,8 @@ def connect(
         Unavailable: The coordinator does not answer.
         Unauthenticated: It wants TLS or a token.
     """
-    config = WorkerConfig.from_environment(os.environ, coordinator=coordinator, security=security)
+    # A reader's role, whatever this process is otherwise: it may run beside a server, with the TF_CONFIG of that.
+    config = WorkerConfig.from_environment(os.environ, coordinator=coordinator, role="evaluator", security=security)
     job = AdminClient(CoordinatorClient(config.coordinator, Security(config.security, AccessRole.ADMIN)))
     if connect_timeout_seconds:
         try:

@@ -75,7 +75,12 @@ def follow_table(
         Unavailable: Coordinator or shards did not answer in time.
     """
     config = WorkerConfig.from_environment(
-        os.environ, coordinator=coordinator, reconnect_timeout_seconds=reconnect_timeout_seconds, security=security
+        os.environ,
+        coordinator=coordinator,
+        # Whatever this process is otherwise: it may run beside a server, with the TF_CONFIG of that.
+        role="evaluator",
+        reconnect_timeout_seconds=reconnect_timeout_seconds,
+        security=security,
     )
     what = Following(table, model, with_state, follow, config.reconnect_timeout_seconds)
     with CoordinatorClient(config.coordinator, Security(config.security, AccessRole.READER)) as client:

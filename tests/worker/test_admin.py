@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 import ps_worker
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.psctl import main
-from ps_worker import admin, rows
+from ps_worker import admin, feed, rows
 from tests.support.ports import free_port
 from tests.worker.jobs import running_job
 
@@ -122,9 +123,30 @@ def test_rows_with_the_state_of_the_optimizer_keep_it(job_with_table):
     assert [row.tolist() for change in changes for row in change.rows] == values.tolist()
 
 
+def test_it_connects_from_the_host_of_a_server_with_the_tf_config_of_that(job_with_table, monkeypatch):
+    cluster = {"chief": [job_with_table.address], "ps": ["host:1"], "worker": ["host:2"]}
+    config = {"cluster": cluster, "task": {"type": "ps", "index": 0}}
+    monkeypatch.delenv("PS_COORDINATOR", raising=False)
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with admin.connect() as operator:
+        assert operator.status().view.expected_shards == 2
+    change = next(iter(feed.follow_table(None, "ads", follow=False)))
+    assert change.table.name == "ads"
+
+
 def test_mistakes_are_typed_errors(job_with_table):
     with pytest.raises(ps_worker.ConfigError, match="unknown value for mode"):
         job_with_table.set_mode("quick")
+    for wrong in (
+        lambda: job_with_table.set_mode("async", stale_threshold=-1),
+        lambda: job_with_table.set_mode("sync", backup=1, grace_seconds=float("nan")),
+        lambda: job_with_table.move([1], batch_bytes=-1),
+        lambda: job_with_table.drain([-1]),
+        lambda: job_with_table.drain([]),
+        job_with_table.scale,
+    ):
+        with pytest.raises(ps_worker.InvalidRequest):
+            wrong()
     with pytest.raises(ps_worker.InvalidRequest, match="is not a state"):
         job_with_table.wait("running")
     with pytest.raises(ps_worker.InvalidRequest, match="has no table 'users'"):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -102,7 +103,7 @@ class AwaitedState:
 class AdminClient:
     """Inspects and changes a running job. Any thread may call it; every call blocks.
 
-    Best used as ``with ps_worker.admin.connect("host:7000") as job``. Calls that only read, and that may be repeated,
+    Best used as ``with ps_worker.admin.connect("host:7000") as job``. Calls that may be repeated, such as ``status``,
     are repeated for 10 s while the coordinator does not answer. Where the job has roles, calls that change it need a
     token or certificate of an admin. Every call may raise Unavailable, Unauthenticated and PermissionDenied; what else
     it raises, it says.
@@ -246,7 +247,7 @@ class AdminClient:
         Values and optimizer state of its models are replaced on all shards at once; versions and clocks do not go back.
 
         Args:
-            folder: Absolute path of the checkpoint, as the coordinator sees it. Empty: the newest one.
+            folder: Path of the checkpoint, which has to be the same for the servers. Empty: the newest one.
 
         Raises:
             InvalidRequest: There is no such checkpoint.
@@ -254,7 +255,7 @@ class AdminClient:
             DamagedData: A file of it is damaged.
             NotReady: The job is not complete.
         """
-        found, models = self._client.restore_checkpoint(folder)
+        found, models = self._client.restore_checkpoint(str(Path(folder).absolute()) if folder else "")
         return RestoredCheckpoint(found, tuple(models))
 
     def release(self, model: str) -> int:
@@ -297,6 +298,7 @@ class AdminClient:
             NotReady: Another move is under way, or members are missing.
             StorageFull: A disk is full.
         """
+        _check_counts("move()", *to, batch_bytes)
         return _followed(self._client.move(to, (), model, variable, batch_bytes), on_progress)
 
     def drain(
@@ -317,10 +319,13 @@ class AdminClient:
 
         Raises:
             UnknownShard: A shard is not there.
-            InvalidRequest: No shard would be left.
+            InvalidRequest: No shard is named, or none would be left.
             NotReady: Another move is under way, or members are missing.
             StorageFull: A disk is full.
         """
+        if not shards:
+            raise InvalidRequest("drain() names no shard", remedy="move() balances all shards")
+        _check_counts("drain()", *shards, *to, batch_bytes)
         return _followed(self._client.move(to, shards, batch_bytes=batch_bytes), on_progress)
 
     def scale(
@@ -479,3 +484,9 @@ def _followed(stream: MoveStream, on_progress: Callable[[MoveProgress], None] | 
     finally:
         stream.cancel()
     return MoveSummary(last.moved_bytes, last.batches, longest)
+
+
+def _check_counts(call: str, *numbers: int) -> None:
+    for number in numbers:
+        if number < 0:
+            raise InvalidRequest(f"{call} has a negative number", expected="numbers from 0", actual=str(number))

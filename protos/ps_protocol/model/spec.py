@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self, TypeVar
 
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model.tables import TableSpec
 
 E = TypeVar("E", bound=enum.Enum)
@@ -269,9 +269,21 @@ class Consistency:
         stale_policy: str = "accept",
         stale_threshold: int = 0,
     ) -> Self:
-        """From names, as users write them; ``staleness`` None: the default of the mode. Raises ConfigError."""
+        """From names, as users write them; ``staleness`` None: the default of the mode.
+
+        Raises ConfigError for an unknown name, InvalidRequest for a negative number.
+        """
         chosen, policy = choice(Mode, mode, "mode"), choice(StalePolicy, stale_policy, "stale_policy")
         bound = chosen.default_staleness if staleness is None else staleness
+        counts = {
+            "staleness": bound,
+            "backup": backup,
+            "stale_threshold": stale_threshold,
+            "grace_seconds": grace_seconds,
+        }
+        for name, value in counts.items():
+            if not value >= 0:
+                raise InvalidRequest(f"{name} of a mode is negative", expected="a number from 0", actual=f"{value:g}")
         return cls(chosen, bound, backup, policy, stale_threshold, grace_seconds)
 
     @property

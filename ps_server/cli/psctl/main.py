@@ -116,8 +116,7 @@ def restore(coordinator: str, folder: str, as_json: bool) -> None:
     another number of shards, use ps-coordinator --restore.
     """
     with connected(coordinator) as job:
-        chosen = str(Path(folder).absolute()) if folder else ""
-        found = patiently("restoring", lambda: job.restore(chosen))
+        found = patiently("restoring", lambda: job.restore(folder))
     print_result(asdict(found), f"restored {', '.join(found.models) or 'nothing'} from {found.folder}", as_json)
 
 
