@@ -186,7 +186,7 @@ class TableFull(Refused):
 
 
 class PlaceTaken(Refused):
-    """Another process holds this shard number or rank, and has been heard of; or every rank of the job is held."""
+    """Another live process has this shard number or rank, or every rank of the job is taken."""
 
     code = ErrorCode.PLACE_TAKEN
 

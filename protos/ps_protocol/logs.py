@@ -80,7 +80,7 @@ LogEvent = Literal[
     "ray.hanging",
     "ray.scaled",
 ]
-"""What a record is about, for programs that act on records or count them. docs/monitoring.md says what each means."""
+"""What a record is about, for programs that act on records or count them. docs/monitoring.md explains each."""
 
 OTHER, DEBUG, ERROR = "other", "debug", "error"
 """Of records of other libraries; of messages of level debug; of an exception that is no PsError."""
@@ -152,7 +152,7 @@ class LogFormat(enum.Enum):
 
 
 def describe_process(**facts: str | int | None) -> None:
-    """What JSON records say of this process from now on: role, shard, worker, incarnation, job."""
+    """Set the fields that JSON records have of this process: role, shard, worker, incarnation, job."""
     if unknown := facts.keys() - set(FACTS):
         raise TypeError(f"no fields of log records: {', '.join(sorted(unknown))}")
     _process.update(facts)

@@ -25,7 +25,7 @@ from ps_protocol.cluster.view import (
     MemberStats,
     MemberStatus,
     Role,
-    SyncWord,
+    StandbyReport,
 )
 from ps_protocol.errors import PlaceTaken, Unavailable
 from ps_protocol.logs import EventLogger
@@ -167,7 +167,7 @@ class Driver:
         stats: MemberStats,
         *,
         keeps_state: bool = False,
-        sync: SyncWord | None = None,
+        sync: StandbyReport | None = None,
         journal_mark: bytes = b"",
     ) -> int:
         """See MembershipState.heartbeat, check_journal; returns the view's revision. Writes only persisted state."""

@@ -13,7 +13,7 @@ import grpc
 
 from ps_protocol import times
 from ps_protocol.cluster.exchange import ExchangeKey
-from ps_protocol.cluster.view import ClusterView, Member, Role, SyncWord
+from ps_protocol.cluster.view import ClusterView, Member, Role, StandbyReport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
@@ -108,7 +108,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             self._driver.check_journal(request.journal_mark)
             self._driver.check_member(role, request.index, request.incarnation)
             stats = convert.STATS.from_pb(request.stats)
-            sync = SyncWord(request.sync.number, request.sync.directory) if request.HasField("sync") else None
+            sync = StandbyReport(request.sync.number, request.sync.directory) if request.HasField("sync") else None
             revision = self._driver.heartbeat(
                 role,
                 request.index,

@@ -266,7 +266,7 @@ class ShardProcess:
                 if storage.recovered:
                     await self._announce_state()
                 if feed:
-                    feed.begin(incarnation, lambda word: membership.say_sync(word, REPEATED_CALL_SECONDS))
+                    feed.begin(incarnation, lambda word: membership.report_standby(word, REPEATED_CALL_SECONDS))
             aging = asyncio.create_task(RowExpiry(lambda: registry.models).run(), name="aging")
             logger.info("server.started", "shard %d serves on %s", config.shard, address)
             if config.ready_file:

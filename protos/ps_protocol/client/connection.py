@@ -41,7 +41,7 @@ class CoordinatorConnection:
         self._channel.close()
 
     def wait_until_reachable(self, timeout_seconds: float, on_wait: Callable[[str], None] = lambda text: None) -> None:
-        """Return once the coordinator answers; tell ``on_wait`` every few seconds.
+        """Return once the coordinator answers; call ``on_wait`` every few seconds.
 
         Raises Unavailable, naming address and remedy, after ``timeout_seconds``, which may be infinite.
         """

@@ -28,7 +28,7 @@ from ps_protocol.cluster.view import (
     JoinRequest,
     Member,
     MemberStats,
-    SyncWord,
+    StandbyReport,
 )
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import open_channel
@@ -135,7 +135,7 @@ class CoordinatorClient:
         timeout_seconds: float = times.CALL_SECONDS,
         *,
         keeps_state: bool = False,
-        sync: SyncWord | None = None,
+        sync: StandbyReport | None = None,
         journal_mark: bytes = b"",
     ) -> HeartbeatAnswer:
         """Renew the lease of ``member``, once.
@@ -158,9 +158,9 @@ class CoordinatorClient:
         request = _heartbeat(member, stats, keeps_state=True)
         self._connection.call("Heartbeat", request, timeout_seconds, metadata=self.sessions.metadata(member))
 
-    def say_sync(self, member: Member, stats: MemberStats, word: SyncWord, timeout_seconds: float) -> None:
-        """Return once the coordinator knows ``word`` of shard ``member``. Raises Fenced, Unavailable."""
-        request = _heartbeat(member, stats, keeps_state=True, sync=word)
+    def report_standby(self, member: Member, stats: MemberStats, report: StandbyReport, timeout_seconds: float) -> None:
+        """Return once the coordinator has ``report`` of shard ``member``. Raises Fenced, Unavailable."""
+        request = _heartbeat(member, stats, keeps_state=True, sync=report)
         self._connection.call("Heartbeat", request, timeout_seconds, metadata=self.sessions.metadata(member))
 
     def leave(
@@ -336,7 +336,7 @@ class CoordinatorClient:
 
 
 def _heartbeat(
-    member: Member, stats: MemberStats, keeps_state: bool, sync: SyncWord | None = None, journal_mark: bytes = b""
+    member: Member, stats: MemberStats, keeps_state: bool, sync: StandbyReport | None = None, journal_mark: bytes = b""
 ) -> pb.HeartbeatRequest:
     return pb.HeartbeatRequest(
         role=convert.role_to_pb(member.role),

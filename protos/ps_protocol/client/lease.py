@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.cluster.view import HeartbeatAnswer, Joined, MemberStats, SyncWord
+from ps_protocol.cluster.view import HeartbeatAnswer, Joined, MemberStats, StandbyReport
 from ps_protocol.errors import Fenced, PermissionDenied, PsError, Unauthenticated
 from ps_protocol.logs import EventLogger
 from ps_protocol.security.expiry import ExpiryWatch
@@ -26,7 +26,7 @@ def pause_seconds(joined: Joined, answer: HeartbeatAnswer) -> float:
 
 
 class MemberLease:
-    """Renews a lease with heartbeats, which carry statistics and tell the coordinator again what it must not forget.
+    """Renews a lease with heartbeats, which carry statistics and repeat what the coordinator must not forget.
 
     Owns two daemon threads: one renews the lease and does nothing else, one reads the statistics that go with it. When
     the coordinator does not answer, the log says so once, and heartbeats go on until it does.
@@ -42,7 +42,7 @@ class MemberLease:
         self._last_stats = MemberStats()
         #: The coordinator knows that this shard's state is on disk, and what directory may take its place.
         self.keeps_state = False
-        self.sync: SyncWord | None = None
+        self.sync: StandbyReport | None = None
         #: The newest mark from the coordinator: its journal must contain it after a restart.
         self.journal_mark = b""
         #: When the coordinator answered last.
@@ -75,7 +75,7 @@ class MemberLease:
         self._stats = stats
 
     def read_stats(self) -> MemberStats:
-        """The statistics now; empty ones when they cannot be read, which the log says."""
+        """The current statistics; empty ones, and a log record, when they cannot be read."""
         try:
             stats = self._stats()
         except Exception:

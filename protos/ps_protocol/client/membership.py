@@ -16,7 +16,7 @@ from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.coordinator_streams import ViewStream
 from ps_protocol.client.lease import MemberLease
-from ps_protocol.cluster.view import ClusterView, Joined, JoinRequest, Member, MemberStats, Role, SyncWord
+from ps_protocol.cluster.view import ClusterView, Joined, JoinRequest, Member, MemberStats, Role, StandbyReport
 from ps_protocol.errors import Fenced, NotReady, PsError, Unavailable
 from ps_protocol.logs import EventLogger
 
@@ -77,7 +77,7 @@ class Membership:
     ) -> Membership:
         """Join as ``spec`` and return once the first view is here.
 
-        Waits for a coordinator that is not there yet and tells ``on_wait`` every few seconds. Raises Unavailable, with
+        Waits for a coordinator that has not started and calls ``on_wait`` every few seconds. Raises Unavailable, with
         address and remedy, after ``timeout_seconds``, and what CoordinatorClient.join raises.
         """
         deadline = time.monotonic() + timeout_seconds
@@ -114,7 +114,7 @@ class Membership:
 
     @property
     def job(self) -> str:
-        """Name of the job; empty: its coordinator tells none."""
+        """Name of the job; empty: its coordinator sends none."""
         return self._joined.job
 
     @property
@@ -193,14 +193,14 @@ class Membership:
         self._client.announce_state(self.member, self._lease.read_stats(), timeout_seconds)
         self._lease.keeps_state = True
 
-    def say_sync(self, word: SyncWord, timeout_seconds: float) -> None:
+    def report_standby(self, report: StandbyReport, timeout_seconds: float) -> None:
         """Return once the coordinator knows which directory may take this shard's place if it is lost.
 
         Called after ``announce_state``, from one thread at a time. Raises Fenced, or Unavailable after
         ``timeout_seconds``; the coordinator may know nevertheless.
         """
-        self._client.say_sync(self.member, self._lease.read_stats(), word, timeout_seconds)
-        self._lease.sync = word
+        self._client.report_standby(self.member, self._lease.read_stats(), report, timeout_seconds)
+        self._lease.sync = report
 
     def leave(self, reason: str = "", finished_seconds: float = times.FAREWELL_SECONDS) -> None:
         """Give up the place now and close; ``reason`` is empty at a clean end. Raises nothing.
@@ -219,7 +219,7 @@ class Membership:
                 logger.log(level, "coordinator.silent", "%s could not report that it leaves: %s", self.member, error)
 
     def _waits_to_leave(self, reason: str) -> bool:
-        """Whether others wait for this process if the coordinator does not hear how it ends, and takes it for lost."""
+        """Whether others wait for this process until its lease ends, if the coordinator does not learn how it ended."""
         return not reason and self.member.role is Role.WORKER
 
     def _report_leaving(self, reason: str, finished_seconds: float) -> None:
@@ -239,7 +239,7 @@ class Membership:
                 deadline - time.monotonic(),
                 error,
             )
-        # The lease of a member does not end before a coordinator that was away has had the time to hear of it.
+        # The lease of a member does not end before a coordinator that was away has had the time to receive a heartbeat.
         self._client.leave(self.member, reason, max(times.BRIEF_CALL_SECONDS, deadline - time.monotonic()), once=False)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class JobHistory:
     """The job now, and how it came there."""
 
     status: ClusterStatus
-    #: When this was told, and when the history began; seconds since 1970.
+    #: When this was sent, and when the history began; seconds since 1970.
     at_seconds: float
     began_seconds: float
     heartbeat_seconds: float = 1.0

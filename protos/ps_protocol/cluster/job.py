@@ -1,4 +1,4 @@
-"""The name of a job: its coordinator tells all members, for metrics, logs and people; certificates have it."""
+"""The name of a job. Its coordinator sends it to all members, for metrics and logs; certificates have it."""
 
 from __future__ import annotations
 

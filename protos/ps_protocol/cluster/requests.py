@@ -26,7 +26,7 @@ class OpenRequest:
     #: Of a worker that has made steps; None: it has just begun.
     clock: int | None = None
     wire: Wire = RAW
-    #: The highest sequence that the worker was told had been applied.
+    #: The highest sequence that a shard has reported to the worker as applied.
     acknowledged: int = 0
     torch_version: str = ""
     #: The worker keeps what comes on the stream: answers may leave out what has not changed.

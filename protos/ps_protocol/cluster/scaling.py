@@ -1,4 +1,4 @@
-"""How many workers and shards a job has: the range it begins with, and what it was told to have since."""
+"""How many workers and shards a job has: the range it begins with, and the numbers that were asked for since."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_RANKS = 1 << 16
 """Ranks are below this number."""
 
 ENDED = "ended by scale"
-"""Why a worker left that its job was told not to have any more."""
+"""The reason with which a worker leaves that its job no longer needs."""
 
 FORMS = "a number, MIN:MAX, or 0 for any number of workers that come and go"
 
@@ -84,7 +84,7 @@ class ScaleAsk:
 
 @dataclass(frozen=True, slots=True)
 class ScaleOrder:
-    """What the program that starts the processes of a job is to have running, as the coordinator tells it."""
+    """The processes that the program which starts them is to have running, as the coordinator orders."""
 
     #: Rises with every change that a caller asked for; 0: the job was never scaled.
     number: int = 0

@@ -17,7 +17,7 @@ class ClosedModelAsk:
     """What a worker asks when it has closed a model."""
 
     model: str
-    #: Of the shard map that it has; tells the model from another one of this name.
+    #: Of its shard map; distinguishes the model from another one of this name.
     epoch: int
     #: Drop the model on all shards, with the last worker that uses it.
     release: bool
@@ -117,23 +117,23 @@ class ClusterView:
     finished: bool = False
     #: The job is finished and what is written at its end is there: no member is needed any more.
     released: bool = False
-    #: Shard numbers that hold no slices: drained, or added and not used yet.
+    #: Shard numbers without slices: drained, or added and not used yet.
     spare: frozenset[int] = frozenset()
     #: Names the move of slices that has not been decided; empty: none.
     moving: str = ""
     #: Models that were released, with the last epoch of their shard maps.
     released_models: Mapping[str, int] = field(default_factory=dict)
-    #: Proves what the coordinator's journal held when this was told; opaque. Empty without a journal.
+    #: Proves what the coordinator's journal contained when this was sent; opaque. Empty without a journal.
     journal_mark: bytes = b""
     #: Where workers come and go: so many are waited for at the start.
     least_workers: int = 0
-    #: How many the job was told to have since; None: it was not told.
+    #: The numbers that were asked for since; None: none was.
     wanted_workers: int | None = None
     wanted_shards: int | None = None
 
     @property
     def used_shards(self) -> tuple[int, ...]:
-        """The shards that hold slices, or will."""
+        """The shards that have slices, or will."""
         return tuple(number for number in range(self.expected_shards) if number not in self.spare)
 
     def was_released(self, model: str, epoch: int) -> bool:
@@ -147,7 +147,7 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class MemberStats:
-    """What a member tells with each heartbeat. Workers count pushes they made, shards pushes they took."""
+    """What a member reports with each heartbeat. Workers count pushes they made, shards pushes they accepted."""
 
     steps: int = 0
     #: Shards: the highest of ``versions``.
@@ -166,9 +166,9 @@ class MemberStats:
     dropped: int = 0
     #: Shards: records of the log that the standby lacks; None without one that follows.
     standby_lag: int | None = None
-    #: What it does before it can do its usual work, in words.
+    #: What it does before it can work as usual, in words.
     activity: str = ""
-    #: Shards: the version of each model of which they hold anything, by its name.
+    #: Shards: the version of each model that they have a part of, by its name.
     versions: Mapping[str, int] = field(default_factory=dict)
     #: Workers: barriers passed, and the clock of the last push in that phase.
     phase: int = 0
@@ -177,7 +177,7 @@ class MemberStats:
     wait_seconds: Mapping[str, float] = field(default_factory=dict)
     #: Shards: open step streams, by transport.
     streams: Mapping[str, int] = field(default_factory=dict)
-    #: Shards: bytes of the parameters and buffers held.
+    #: Shards: bytes of their parameters and buffers.
     held_bytes: int = 0
     #: Shards with a data directory.
     log: LogCounts | None = None
@@ -193,8 +193,8 @@ class MemberStats:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncWord:
-    """A shard's word on its standby; of the words of one incarnation the one of the highest number holds."""
+class StandbyReport:
+    """A shard's report on its standby; of the reports of one incarnation the one with the highest number counts."""
 
     number: int
     #: The data directory that has everything acknowledged; empty: none has.
@@ -246,7 +246,7 @@ class Joined:
     seed: int
     #: Barriers the job had passed.
     phase: int
-    #: Name of the job; empty: its coordinator tells none.
+    #: Name of the job; empty: its coordinator sends none.
     job: str = ""
 
 
@@ -305,7 +305,7 @@ class ClusterStatus:
     metrics_url: str = ""
     #: The last things that the coordinator has decided by itself, oldest first.
     decisions: tuple[JobEvent, ...] = ()
-    #: When the coordinator told this, in seconds since 1970.
+    #: When the coordinator sent this, in seconds since 1970.
     at_seconds: float = 0.0
     #: Of the coordinator, as in ``MemberStats``.
     certificate_ends: float = 0.0

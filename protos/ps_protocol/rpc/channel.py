@@ -49,7 +49,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON,
     ("grpc.http2.min_ping_interval_without_data_ms", int(times.KEEPALIVE_SECONDS * 500)),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Connections that say nothing, or have nothing to say, give their descriptors back.
+    # Idle connections give their descriptors back.
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
     ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000)),
     ("grpc.max_concurrent_streams", MAX_STREAMS),

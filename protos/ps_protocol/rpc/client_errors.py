@@ -47,7 +47,7 @@ def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
 def _meaning(error: grpc.RpcError, peer: str) -> PsError:
     if not hasattr(error, "code"):
         return InternalError(f"call to {peer} failed: {error}")
-    # grpc's failures are RpcError and Call in one, which its types cannot say.
+    # grpc's failures are both RpcError and Call, which its types do not express.
     call: Any = error
     if (detail := _detail(call)) is not None:
         return from_detail(detail)

@@ -23,7 +23,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class CertificateIdentity:
-    """What a URI such as torch-ps:shard/<job>/<n>, torch-ps:coordinator/<job> or torch-ps:worker/<name> says."""
+    """The parts of a URI such as torch-ps:shard/<job>/<n>, torch-ps:coordinator/<job> or torch-ps:worker/<name>."""
 
     text: str
     role: AccessRole
@@ -62,7 +62,7 @@ class SessionEnded(Unauthenticated):
 
 @dataclass(frozen=True, slots=True)
 class SessionClaims:
-    """What a session token says: one membership of one process, and what its credential allowed when it joined."""
+    """The claims of a session token: one membership of one process, and what its credential allowed when it joined."""
 
     #: Fingerprint of the key that signed it.
     job: str

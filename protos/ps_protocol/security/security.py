@@ -88,7 +88,7 @@ class Security:
 
     @property
     def reflects(self) -> bool:
-        """Whether servers describe their services to anybody's tools: unless callers are authenticated, or as told."""
+        """Whether servers describe their services to tools: as set, else unless callers are authenticated."""
         told = self.settings.reflection
         return not self.authenticates if told is None else told
 

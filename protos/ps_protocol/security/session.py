@@ -82,7 +82,7 @@ class SessionVerifier:
         self._clock = clock
 
     def verify(self, token: bytes) -> SessionClaims:
-        """What ``token`` says. Raises Unauthenticated for one of another job, a forged or an expired one."""
+        """The claims of ``token``. Raises Unauthenticated for one of another job, a forged or an expired one."""
         signature, payload = token[:SIGNATURE_BYTES], token[SIGNATURE_BYTES:_LONGEST]
         try:
             self._key.verify(signature, _CONTEXT + payload)

@@ -14,7 +14,7 @@ _NAMESPACE = Path("/proc/self/ns/time")
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """Which monotonic clock a process reads, and what it and the wall clock say at one moment, in nanoseconds."""
+    """The monotonic clock of a process, and its reading and the wall clock's at one moment, in nanoseconds."""
 
     #: Processes with the same name read the same clock.
     name: str

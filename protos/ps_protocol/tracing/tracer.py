@@ -18,7 +18,7 @@ Row = Sequence[Any]
 
 
 class NotedTimes(Protocol):
-    """What notes times of a span, and tells them once it has ended."""
+    """Collects the times of a span, and gives them once it has ended."""
 
     def row(self) -> Row:
         """What was noted. Called once, from any thread; nothing is noted any more then."""

@@ -10,7 +10,7 @@ from ps_protocol.v1 import common_pb2 as pb
 from ps_protocol.wire.convert.fields import EnumNumbers
 
 DEFAULT_RATIO = 0.01
-"""Share of the elements that top-k sends when nothing else is said."""
+"""Share of the elements that top-k sends by default."""
 
 
 class WireFormat(enum.Enum):

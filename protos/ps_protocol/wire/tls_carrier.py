@@ -21,7 +21,7 @@ from ps_protocol.wire.socket_messages import LENGTH, checked_length, patiently
 
 
 def refusal(error: ssl.SSLError, peer: str) -> PsError | None:
-    """What the error says about certificates; None: nothing."""
+    """The typed error for a failure of certificates; None: it is another failure."""
     reason = reason_of(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return Unauthenticated(
@@ -50,7 +50,7 @@ def broken(error: ssl.SSLError) -> ConnectionAbortedError:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """OpenSSL's word for it."""
+    """The text of OpenSSL."""
     return error.reason or str(error)
 
 
@@ -133,7 +133,7 @@ class TlsCarrier:
         return True
 
     def _step(self) -> bool:
-        """Whether the handshake is complete; what it has to say has been sent."""
+        """Whether the handshake is complete, and its last message is sent."""
         done = True
         try:
             self._tls.do_handshake()

@@ -16,7 +16,7 @@ from ps_protocol.cluster.view import (
     MemberStats,
     MemberStatus,
     Role,
-    SyncWord,
+    StandbyReport,
 )
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_server.coordinator.changes import CurrentView, StateChange
@@ -120,7 +120,7 @@ class DurabilityLedger:
             self._newest[index] = ask.data_incarnation
             self._copies[index] = StateCopies(ask.directory)
 
-    def says(self, shard: Member, directory: str, sync: SyncWord | None) -> Iterator[str]:
+    def says(self, shard: Member, directory: str, sync: StandbyReport | None) -> Iterator[str]:
         """Note a report of ``shard``: state in ``directory``, and the standby in ``sync``; yields what is new."""
         index, incarnation = shard.index, shard.incarnation
         if self._newest.get(index) != incarnation:
@@ -378,7 +378,7 @@ class MembershipState:
         now: float,
         *,
         keeps_state: bool = False,
-        sync: SyncWord | None = None,
+        sync: StandbyReport | None = None,
     ) -> StateChange[None]:
         """Renew a lease. Raises Fenced when the place is not this incarnation's.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ps_protocol.cluster.view import SyncWord
+from ps_protocol.cluster.view import StandbyReport
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_server.log.entries import UpdateLog
@@ -15,7 +15,7 @@ from ps_server.shard.config import Acknowledge
 logger = EventLogger(__name__)
 
 
-Tell = Callable[[SyncWord], None]
+Tell = Callable[[StandbyReport], None]
 """Returns once the coordinator knows; blocks. Raises Fenced, Unavailable."""
 
 
@@ -127,7 +127,7 @@ class Replication:
 
     async def _keep_told(self) -> None:
         while self._told != self._wanted and self._tell:
-            self._words, word = self._words + 1, SyncWord(self._words + 1, self._wanted)
+            self._words, word = self._words + 1, StandbyReport(self._words + 1, self._wanted)
             self._told = None
             try:
                 await asyncio.to_thread(self._tell, word)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import torch
 
-from ps_protocol.cluster.view import ClusterView, Member, Role, SyncWord
+from ps_protocol.cluster.view import ClusterView, Member, Role, StandbyReport
 from ps_protocol.errors import NotReady, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import Consistency, DType, Kind, ModelSpec, ShardMap, Slice, Variable
@@ -83,7 +83,7 @@ class Node(TestShard):
     path: Path | None
     replication: Replication
     #: What the coordinator hears of its standby.
-    words: list[SyncWord]
+    words: list[StandbyReport]
     #: Models whose shard maps it has asked for.
     asked: list[str]
 

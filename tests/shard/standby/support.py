@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import torch
 
-from ps_protocol.cluster.view import ClusterView, Member, Role, SyncWord
+from ps_protocol.cluster.view import ClusterView, Member, Role, StandbyReport
 from ps_protocol.errors import Unavailable
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.tracing.tracer import Tracer
@@ -46,7 +46,7 @@ class Primary(TestShard):
     storage: Storage
     feed: LogFeed
     replication: Replication
-    words: list[SyncWord]
+    words: list[StandbyReport]
 
     @property
     def log(self):

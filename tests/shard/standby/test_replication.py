@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ps_protocol.cluster.view import SyncWord
+from ps_protocol.cluster.view import StandbyReport
 from ps_protocol.errors import Unavailable
 from ps_server.log.entries import MemoryLog
 from ps_server.shard.config import Acknowledge
@@ -18,12 +18,12 @@ class Coordinator:
     """Hears the words; ``away`` and ``busy`` are set by the test."""
 
     def __init__(self) -> None:
-        self.words: list[SyncWord] = []
+        self.words: list[StandbyReport] = []
         self.away = False
         self.answers = threading.Event()
         self.answers.set()
 
-    def tell(self, word: SyncWord) -> None:
+    def tell(self, word: StandbyReport) -> None:
         assert self.answers.wait(60)
         if self.away:
             raise Unavailable("away")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role, SyncWord
+from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role, StandbyReport
 from ps_protocol.errors import Fenced, InvalidRequest, NotReady, UnknownShard
 from ps_server.coordinator.persistence.cluster_records import changed_rows, from_rows
 from ps_server.coordinator.state import ClusterState
@@ -48,7 +48,7 @@ class Places(Cluster):
             MemberStats(),
             self.now,
             keeps_state=True,
-            sync=SyncWord(number, directory),
+            sync=StandbyReport(number, directory),
         ).reason
 
     def lose(self) -> None:

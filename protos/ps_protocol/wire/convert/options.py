@@ -100,7 +100,7 @@ def row_options_from_pb(message: pb.Options) -> RowOptions:
 
 
 def differences_to_pb(differences: Iterable[OptionDifference]) -> list[shard_pb2.OptionDifference]:
-    """The wire form of what a worker is told."""
+    """The messages of ``differences``."""
     return [
         shard_pb2.OptionDifference(
             **{"table" if each.is_table else "group": each.place},
@@ -114,7 +114,7 @@ def differences_to_pb(differences: Iterable[OptionDifference]) -> list[shard_pb2
 
 
 def differences_from_pb(messages: Iterable[shard_pb2.OptionDifference]) -> list[OptionDifference]:
-    """What a worker is told. Raises InvalidRequest for one without its values."""
+    """The differences that a shard reports. Raises InvalidRequest for one without its values."""
     found = []
     for each in messages:
         is_table = each.WhichOneof("place") == "table"
