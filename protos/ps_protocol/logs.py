@@ -39,7 +39,6 @@ LogEvent = Literal[
     "server.started",
     "server.stopping",
     "server.insecure",
-    "server.unguarded",
     "server.stood_still",
     "server.stuck",
     "standby",
