@@ -9,7 +9,6 @@ from functools import cache
 from types import MappingProxyType
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from examples.char_lm import CONTEXT, CharTransformer, loss_of, texts
@@ -73,6 +72,8 @@ class NoisyQuadratic(Task):
 
 @cache
 def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from sklearn.datasets import load_digits  # takes a second, and every test process imports this file
+
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +130,20 @@ def pods(name: str) -> list[Pod]:
         elif document["kind"] == "Job":
             made += _indexed(document["metadata"]["name"], document["spec"], "worker", {}, ())
     return made
+
+
+@cache
+def _each_pod() -> list[tuple[str, Pod]]:
+    return [(name, pod) for name in ALL for pod in pods(name)]
+
+
+def each_pod(*components: str) -> list[Any]:
+    """Parameters: the pods of all overlays, of ``components`` where some are given. Tests do not change them."""
+    return [
+        pytest.param(pod, id=f"{name}-{pod.name}")
+        for name, pod in _each_pod()
+        if not components or pod.component in components
+    ]
 
 
 def _stateful(name: str, document: Document) -> Iterator[Pod]:

@@ -30,6 +30,7 @@ from tests.deploy.manifests import (
     Document,
     Pod,
     documents,
+    each_pod,
     expanded,
     found,
     job_set,
@@ -58,10 +59,6 @@ PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 #: has them behind the gate RestartJob, which is alpha and off, also on its main branch in August 2026.
 ENABLED_ACTIONS = {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"}
 GATED_ACTIONS = {"RestartJob", "RestartJobAndIgnoreMaxRestarts"}
-
-
-def each_pod() -> list[Any]:
-    return [pytest.param(pod, id=f"{name}-{pod.name}") for name in ALL for pod in pods(name)]
 
 
 def plain_documents(name: str) -> Iterator[Document]:

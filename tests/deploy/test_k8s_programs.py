@@ -20,16 +20,10 @@ from ps_server.entry import MODULES
 from ps_server.settings import configured
 from ps_worker.session.config import WorkerConfig
 from ps_worker.times import TOUCH_SECONDS
-from tests.deploy.manifests import ALL, ROOT, Pod, pods
+from tests.deploy.manifests import ROOT, Pod, each_pod, pods
 
 #: Variables of the manifests that are not of torch-ps.
 OTHERS = {"POD_NAME", "JOBSET_NAME", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS"}
-
-
-def each_pod(*components: str) -> list[Any]:
-    return [
-        pytest.param(pod, id=f"{name}-{pod.name}") for name in ALL for pod in pods(name) if pod.component in components
-    ]
 
 
 def command_of(pod: Pod) -> tuple[click.Command, list[str]]:

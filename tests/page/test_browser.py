@@ -27,7 +27,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def tab(browser: Browser) -> Tab:
+def tab(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Tab:
+    # A member whose connection has ended is lost so soon.
+    monkeypatch.setattr("ps_server.coordinator.times.DISCONNECTED_SECONDS", 0.5)
     return browser.tab()
 
 
