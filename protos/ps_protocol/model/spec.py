@@ -33,9 +33,6 @@ _ITEM_BYTES = MappingProxyType(
 ALIGNMENT_BYTES = 64
 """Alignment of variables: a cache line, and enough for any vector kernel."""
 
-PACKED_BYTES = 1
-"""Alignment of models that were placed by older versions: a variable begins at the end of the one before it."""
-
 
 def choice(kind: type[E], value: str, argument: str) -> E:
     """Return the member of ``kind`` that ``value`` names. Raises ConfigError, which lists the choices."""
@@ -188,7 +185,7 @@ class ShardMap:
     restored_from: str = ""
     #: For each of the model's tables, the shard of each bucket.
     tables: tuple[tuple[int, ...], ...] = ()
-    #: Every slice begins at a multiple of this: ALIGNMENT_BYTES, or PACKED_BYTES if an older version placed the model.
+    #: Every slice begins at a multiple of this.
     alignment_bytes: int = ALIGNMENT_BYTES
 
     def buckets(self, table: int, shard: int) -> list[int]:

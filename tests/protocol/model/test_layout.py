@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.model.layout import Layout, merge, total_bytes
-from ps_protocol.model.spec import ALIGNMENT_BYTES, PACKED_BYTES, DType, Kind, ModelSpec, ShardMap, Slice, Variable
+from ps_protocol.model.spec import ALIGNMENT_BYTES, DType, Kind, ModelSpec, ShardMap, Slice, Variable
 
 VARIABLES = st.lists(
     st.builds(
@@ -69,15 +69,6 @@ def test_a_model_of_a_thousand_tensors_is_one_range():
 def test_a_scalar_is_one_row():
     (layout,) = layout_of([((), DType.FLOAT32, Kind.PARAMETER, 0)])
     assert (layout.slices[0].shape, layout.slices[0].end, layout.region_bytes) == ((), 4, 64)
-
-
-def test_a_model_that_was_placed_before_variables_were_aligned_keeps_its_layout():
-    variables = [Variable(f"v{i}", (size,), DType.FLOAT32) for i, size in enumerate((3, 5, 7))]
-    spec = ModelSpec("model", "torch.optim.SGD", tuple(variables), ({"lr": 1.0},))
-    slices = tuple(Slice(i, 0, v.rows, 0) for i, v in enumerate(variables))
-    layout = Layout.of(ShardMap(1, spec, 1, slices, alignment_bytes=PACKED_BYTES), 0)
-    assert [(s.begin, s.end) for s in layout.slices] == [(0, 12), (12, 32), (32, 60)]
-    assert (layout.ranges(), layout.ranges([1]), layout.region_bytes) == ([(0, 60)], [(0, 12), (32, 60)], 60)
 
 
 def test_merging_joins_what_touches_and_drops_what_is_empty():

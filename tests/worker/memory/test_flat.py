@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -250,20 +248,17 @@ def test_a_parameter_converted_after_the_declaration_is_refused_by_name() -> Non
     assert caught.value.variable == "weight"
 
 
-@pytest.mark.parametrize("alignment_bytes", [64, 1])
-def test_every_parameter_and_gradient_begins_on_64_bytes_behind_one_of_an_odd_size(alignment_bytes: int) -> None:
+def test_every_parameter_and_gradient_begins_on_64_bytes_behind_one_of_an_odd_size() -> None:
     module = nn.ParameterList([nn.Parameter(torch.randn(size)) for size in (3, 5, 1, 16, 7)])
     declaration = build_spec(torch.optim.SGD, module, {"lr": 0.1}, name="model")
-    shard_map = replace(place(declaration.spec, 2), alignment_bytes=alignment_bytes)
-    model = FlatModel(declaration.bindings, shard_map)
+    model = FlatModel(declaration.bindings, place(declaration.spec, 2))
     assert [p.data_ptr() % 64 for p in module] == [0] * 5
-    if alignment_bytes == 64:
-        gradients = GradientBuffers(model.plan, declaration.bindings)
-        for p in module:
-            p.grad = torch.ones_like(p)
-        gradients.collect()
-        gradients.keep_in_place()
-        assert [p.grad.data_ptr() % 64 for p in module] == [0] * 5
+    gradients = GradientBuffers(model.plan, declaration.bindings)
+    for p in module:
+        p.grad = torch.ones_like(p)
+    gradients.collect()
+    gradients.keep_in_place()
+    assert [p.grad.data_ptr() % 64 for p in module] == [0] * 5
 
 
 def test_padding_that_is_received_or_uploaded_touches_no_value() -> None:

@@ -9,7 +9,6 @@ from google.protobuf import json_format
 from ps_protocol.errors import InvalidRequest, PsError
 from ps_protocol.model.spec import (
     ALIGNMENT_BYTES,
-    PACKED_BYTES,
     Consistency,
     DType,
     ModelSpec,
@@ -50,9 +49,7 @@ SHARD_MAP = Converter(
         lambda tables: [pb.TablePlacement(shards=owners) for owners in tables],
         lambda tables: tuple(tuple(placement.shards) for placement in tables),
     ),
-    alignment_bytes=Special(
-        lambda alignment: 0 if alignment == PACKED_BYTES else alignment, lambda number: _alignment(number)
-    ),
+    alignment_bytes=Special(lambda alignment: alignment, lambda number: _alignment(number)),
 )
 CONSISTENCY = Converter(Consistency, pb.Consistency, stale_policy=Unset(StalePolicy.ACCEPT))
 
@@ -70,14 +67,14 @@ def dtype_from_pb(number: int) -> DType:
 
 def _alignment(number: int) -> int:
     """Raises InvalidRequest for an alignment that this version does not know."""
-    if number not in (0, ALIGNMENT_BYTES):
+    if number != ALIGNMENT_BYTES:
         raise InvalidRequest(
             "slices are aligned in a way this version does not know",
-            expected=f"0 or {ALIGNMENT_BYTES} bytes",
+            expected=f"{ALIGNMENT_BYTES} bytes",
             actual=str(number),
             remedy="run the same version of torch-ps everywhere",
         )
-    return number or PACKED_BYTES
+    return number
 
 
 def shard_map_to_bytes(shard_map: ShardMap) -> bytes:

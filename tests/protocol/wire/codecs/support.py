@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from ps_protocol.model.layout import Layout
-from ps_protocol.model.spec import PACKED_BYTES, DType, Kind, ModelSpec, ShardMap, Slice, Variable
+from ps_protocol.model.spec import DType, Kind, ModelSpec, ShardMap, Slice, Variable
 from ps_protocol.wire.codecs import codec_of
 from ps_protocol.wire.codecs.codec import PIECE_ELEMENTS
 from ps_protocol.wire.formats import Wire
@@ -29,7 +29,7 @@ def layout_of(*variables: tuple, shards: int = 1, cuts: int = 1) -> list[Layout]
         edges = sorted({v.rows * c // cuts for c in range(cuts + 1)})
         slices += [Slice(i, a, b, len(slices) % shards) for a, b in pairwise(edges)]
     spec = ModelSpec("model", "torch.optim.SGD", named, ({"lr": 1.0},))
-    shard_map = ShardMap(1, spec, shards, tuple(slices), alignment_bytes=PACKED_BYTES)
+    shard_map = ShardMap(1, spec, shards, tuple(slices), alignment_bytes=1)
     return [Layout.of(shard_map, shard) for shard in range(shards)]
 
 

@@ -128,9 +128,12 @@ def test_row_options_that_are_not_numbers_by_name_are_refused(value):
         convert_model.SPEC.from_pb(pb.ModelSpec(nonfinite=1, buffers=1, tables=[table]))
 
 
-def test_an_alignment_of_another_version_is_refused():
+@pytest.mark.parametrize("alignment_bytes", [0, 128])
+def test_an_alignment_of_another_version_is_refused(alignment_bytes):
     with pytest.raises(errors.InvalidRequest, match="aligned in a way"):
-        convert_model.SHARD_MAP.from_pb(pb.ShardMap(spec=pb.ModelSpec(nonfinite=1, buffers=1), alignment_bytes=128))
+        convert_model.SHARD_MAP.from_pb(
+            pb.ShardMap(spec=pb.ModelSpec(nonfinite=1, buffers=1), alignment_bytes=alignment_bytes)
+        )
 
 
 def test_a_table_without_a_word_on_eviction_refuses():
