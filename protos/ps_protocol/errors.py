@@ -79,7 +79,7 @@ class Retryable(PsError):
 
 
 class Refused(PsError):
-    """The request, model or setting is not accepted as it is, and nothing was changed. Never raised itself."""
+    """The request, model or setting is refused, and nothing was changed. Never raised itself."""
 
 
 class Unavailable(Retryable):
@@ -119,7 +119,7 @@ class InvalidRequest(Refused):
 
 
 class NonFiniteGradient(Refused):
-    """A gradient holds NaN or infinity and the model's policy is to refuse."""
+    """A gradient has NaN or infinity and the model's policy is to refuse it."""
 
     code = ErrorCode.NON_FINITE
 
@@ -150,7 +150,7 @@ class NotReady(Retryable):
 
 
 class StateLost(PsError):
-    """A shard came back without the parameters it held, or a server of a script's own cluster ended with them."""
+    """A shard came back without its parameters, or a server of a script's own cluster ended with them."""
 
     code = ErrorCode.STATE_LOST
 
@@ -168,7 +168,7 @@ class DamagedData(PsError):
 
 
 class ModelMoved(Refused):
-    """A shard holds this model by another shard map than the caller's; ask the coordinator for the one in force."""
+    """A shard has another shard map of this model than the caller; ask the coordinator for the current one."""
 
     code = ErrorCode.MODEL_MOVED
 

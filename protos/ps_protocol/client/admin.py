@@ -74,7 +74,7 @@ class MoveSummary:
 
 @dataclass(frozen=True, slots=True)
 class JobSize:
-    """How many workers live, and how many shards hold the models."""
+    """The number of live workers, and of shards that have parts of models."""
 
     workers: int
     shards: int

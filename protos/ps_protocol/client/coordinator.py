@@ -175,7 +175,7 @@ class CoordinatorClient:
         self.sessions.forget(member)
 
     def watch(self, known_revision: int = 0, journal_mark: bytes = b"", member: Member | None = None) -> ViewStream:
-        """The cluster as it is, when that is not ``known_revision``, then after every change. Waits to connect.
+        """The current view, unless it is ``known_revision``, then one after every change. Waits to connect.
 
         ``journal_mark``: as for ``heartbeat``. ``member``: the one that watches; when its stream ends, the coordinator
         takes it for lost sooner.
@@ -260,7 +260,7 @@ class CoordinatorClient:
     def lease_data(
         self, worker: Member, ask: LeaseAsk, wait_seconds: float = 0.0, timeout_seconds: float = times.CALL_SECONDS
     ) -> LeaseAnswer:
-        """Report what was trained, then lease a range, waiting up to ``wait_seconds`` while others hold all items.
+        """Report what was trained, then lease a range, waiting up to ``wait_seconds`` while others lease all items.
 
         ``timeout_seconds``: time added for a coordinator that does not answer. Raises Fenced, or InvalidRequest for
         another dataset than the one known by this name.

@@ -1,4 +1,4 @@
-"""The membership of a process: joins, holds its lease, and has the newest view of the cluster."""
+"""The membership of a process: joins, renews its lease, and has the newest view of the cluster."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Membership:
     def wait_for(
         self, predicate: Callable[[ClusterView], bool], timeout_seconds: float, what: str = "the awaited state"
     ) -> ClusterView:
-        """The first view for which ``predicate`` holds, the present one included.
+        """The first view for which ``predicate`` is true, the current one included.
 
         Raises NotReady, naming ``what``, after ``timeout_seconds``, and Fenced when the place is lost meanwhile.
         """

@@ -56,7 +56,7 @@ class RowLoader:
 
     @property
     def spec(self) -> TableSpec:
-        """The table as it was declared."""
+        """The declaration of the table."""
         return self._map.spec.tables[self._table]
 
     @property

@@ -58,7 +58,7 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, slots=True)
 class PlacedVariable:
-    """Which shard holds how much of a variable, or of a table."""
+    """The amount that each shard has of a variable, or of a table."""
 
     model: str
     name: str

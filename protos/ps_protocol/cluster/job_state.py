@@ -1,4 +1,4 @@
-"""Decides in what state each member and the whole job are, in words: the one place where every view takes it from."""
+"""Decides the state of each member and of the whole job, in words, for every view of a job."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def note_of(entry: MemberStatus) -> str:
 
 
 def job_state(status: ClusterStatus) -> JobState:
-    """The state of the job. A job is stalled while a shard that holds slices is not there, or no worker is.
+    """The state of the job. A job is stalled while a shard with slices is missing, or every worker is.
 
     A job of any number of workers waits for members until its first worker has come, and while it is to have none.
     """

@@ -41,7 +41,7 @@ class LeaseAsk:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """The answer to a worker: a range, or the end of its epoch, or neither: then others hold the rest."""
+    """The answer to a worker: a range, or the end of its epoch, or neither: then others have leases on the rest."""
 
     #: The range leased, of epoch ``epoch``.
     span: Span | None = None

@@ -97,7 +97,7 @@ class StageRequest:
 
 @dataclass(slots=True)
 class LookupHeader:
-    """Rows wanted; the payload holds the ids. The transport of the worker fills in ``payload``."""
+    """Asks for rows; their ids are the payload. The transport of the worker fills in ``payload``."""
 
     number: int
     tables: Sequence[RowCount]

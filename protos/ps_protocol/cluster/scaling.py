@@ -69,7 +69,7 @@ def _two(value: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ScaleAsk:
-    """What a caller wants a job to have; None: as it is. Raises InvalidRequest for what is no number of processes."""
+    """The processes that a caller wants a job to have; None: no change. Raises InvalidRequest for a wrong number."""
 
     workers: int | None = None
     shards: int | None = None

@@ -29,7 +29,7 @@ class ClosedModelAsk:
 
 @dataclass(frozen=True, slots=True)
 class TableCounts:
-    """The part of one table that a shard holds."""
+    """The part of one table that a shard has."""
 
     model: str
     table: str

@@ -183,7 +183,7 @@ class _Server(ThreadingHTTPServer):
                     each.end()
 
     def _make_room(self) -> bool:
-        """Whether there is a place, after the connection that has asked nothing for longest was ended."""
+        """Whether another connection is admitted; the one that was idle for longest is closed for it."""
         if self._places.acquire(blocking=False):
             return True
         with self._lock:
@@ -193,7 +193,7 @@ class _Server(ThreadingHTTPServer):
         return oldest is not None and self._places.acquire(timeout=1.0)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve one connection on a thread, where there is a place for it."""
+        """Serve one connection on a thread, if another one is admitted."""
         if not self._make_room():
             self.shutdown_request(request)
             return

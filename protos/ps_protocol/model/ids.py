@@ -1,4 +1,4 @@
-"""Compiled work on ids that both sides do alike: which bucket an id is of, and what ids a batch holds.
+"""Compiled functions of ids that worker and shard share: the bucket of an id, and the distinct ids of a batch.
 
 Imports numba: only what handles rows imports this module.
 """
@@ -75,7 +75,7 @@ def _unique(ids: Any) -> Any:
 
 
 def unique(ids: Ids) -> tuple[Ids, Ids]:
-    """Each id once, in order of appearance, and for each id of the batch its place among them. int64 [u], int64 [n].
+    """Each id once, in order of appearance, and for each id of the batch its index among them. int64 [u], int64 [n].
 
     Takes time in proportion to their number, also for ids chosen to collide: those are sorted instead.
     """

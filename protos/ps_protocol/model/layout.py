@@ -110,19 +110,19 @@ class Layout:
 
     @property
     def holds_any(self) -> bool:
-        """Whether the shard holds anything of the model."""
+        """Whether the shard has any part of the model."""
         return bool(self.slices) or any(self.buckets)
 
     @cached_property
     def largest_bytes(self) -> int:
-        """Bytes of a region that holds every slice of the model: no move makes this one larger."""
+        """Bytes of a region with every slice of the model: no move makes this one larger."""
         shard_map, variables = self.shard_map, self.shard_map.spec.variables
         sizes = ((piece.row_end - piece.row_begin) * variables[piece.variable].row_bytes for piece in shard_map.slices)
         return sum(aligned(size) for size in sizes) + ALIGNMENT_BYTES * len(self.arenas)
 
     @cached_property
     def largest_arenas(self) -> tuple[int, ...]:
-        """Bytes of each arena if it held every such slice of the model: no move makes it larger."""
+        """Bytes of each arena with every such slice of the model: no move makes it larger."""
         variables, sizes = self.shard_map.spec.variables, {arena.key: 0 for arena in self.arenas}
         for piece in self.shard_map.slices:
             v = variables[piece.variable]

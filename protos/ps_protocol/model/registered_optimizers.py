@@ -116,7 +116,7 @@ def load_entry_points() -> None:
 
 
 def named_modules(text: str) -> list[str]:
-    """The modules in a text as ``ENVIRONMENT`` holds it."""
+    """The modules that the value of ``ENVIRONMENT`` lists."""
     return [module for each in text.split(",") if (module := each.strip())]
 
 

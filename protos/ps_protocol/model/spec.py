@@ -96,7 +96,7 @@ Options = Mapping[str, Option]
 
 @dataclass(frozen=True, slots=True)
 class OptionDifference:
-    """An option of a worker that is not used: in sync, the step has that of the lowest rank."""
+    """An option of a worker that is not used: in sync, a step uses the options of the lowest rank."""
 
     #: Number of the parameter group, or of the table.
     place: int
@@ -194,7 +194,7 @@ class ShardMap:
 
     @property
     def holders(self) -> list[int]:
-        """Shards that hold anything of the model, ascending."""
+        """Shards that have any part of the model, ascending."""
         return sorted({piece.shard for piece in self.slices}.union(*self.tables))
 
 
@@ -234,7 +234,7 @@ class Mode(enum.Enum):
 
 
 class StalePolicy(enum.Enum):
-    """What async and ssp do with a push whose staleness is above the threshold."""
+    """How async and ssp treat a push whose staleness is above the threshold."""
 
     ACCEPT = "accept"
     REJECT = "reject"

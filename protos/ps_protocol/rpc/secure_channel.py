@@ -21,7 +21,7 @@ OpenOne = Callable[[ShownCredentials], Any]
 
 
 class CallCredentials:
-    """What the calls of one channel show, as it is at the time of a call."""
+    """The credentials that calls of one channel show, as they are at the time of a call."""
 
     def __init__(self, security: Security, session: SessionCredential | None, to_shard: bool) -> None:
         self._security = security

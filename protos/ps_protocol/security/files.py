@@ -56,7 +56,7 @@ def _read(path: Path, what: str) -> tuple[bytes, os.stat_result]:
 
 @dataclass(frozen=True, slots=True)
 class LoadedFiles(Generic[T]):
-    """What some files held when they were read."""
+    """The content of some files when they were read."""
 
     value: T
     #: Rises with every replacement that was taken.

@@ -69,7 +69,7 @@ class TlsFiles:
         self._contexts: dict[bool, tuple[LoadedFiles[TlsMaterial], ssl.SSLContext]] = {}
 
     def current(self) -> LoadedFiles[TlsMaterial]:
-        """What the files hold now."""
+        """The current content of the files."""
         return self._files.current()
 
     def held(self) -> tuple[tuple[str, CertificateFacts], ...]:

@@ -1,4 +1,4 @@
-"""What a side channel's bytes go over: a socket as it is, or the same socket under TLS (``tls_carrier``)."""
+"""Carriers of a side channel's bytes: a plain socket, or the same socket under TLS (``tls_carrier``)."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def received_in_parts(carrier: Carrier) -> bytearray:
 
 
 def shut_down(sock: socket.socket) -> None:
-    """End the connection of ``sock`` both ways; one that has ended already is left as it is."""
+    """End the connection of ``sock`` both ways. Does nothing if it has ended."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:

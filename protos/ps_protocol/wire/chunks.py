@@ -26,7 +26,7 @@ _Message = (
 
 @dataclass(frozen=True, slots=True)
 class ChunkedStream:
-    """The messages of one direction of a call, of which some are chunks."""
+    """The messages of one direction of a call; some of them are chunks."""
 
     message: type[_Message]
     #: Number of the field ``chunk``.

@@ -58,7 +58,7 @@ CHUNK_BYTES = 256 << 10
 """Encrypted at a time, and received at a time: fits a core's cache."""
 
 RECORD_BYTES = 16 << 10
-"""The most that one TLS record holds."""
+"""The most bytes of one TLS record."""
 
 _HANDSHAKE_RECORD = b"\x16"
 

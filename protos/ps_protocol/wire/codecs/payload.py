@@ -139,7 +139,7 @@ def saturate(total: Elements, *terms: Elements) -> bool:
 
 
 def _all_finite(values: Elements) -> bool:
-    """Whether ``values``, not empty, hold no NaN and no infinity."""
+    """Whether ``values``, not empty, are all finite."""
     return bool(np.isfinite(values.min()) and np.isfinite(values.max()))
 
 

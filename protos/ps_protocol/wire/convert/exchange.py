@@ -66,7 +66,7 @@ def exchange_value_to_bytes(value: ExchangeValue) -> bytes:
 
 
 def exchange_value_from_bytes(payload: bytes) -> ExchangeValue:
-    """What a payload holds. Raises DecodeError, InvalidRequest for a tensor whose bytes do not fit its shape."""
+    """The value in a payload. Raises DecodeError, InvalidRequest for a tensor whose bytes do not fit its shape."""
     message = pb.ExchangeValue.FromString(payload)
     if not message.HasField("tensor"):
         return ExchangeValue(message.call, message.json)

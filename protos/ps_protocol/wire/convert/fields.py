@@ -108,7 +108,7 @@ class Converter(Generic[D, M]):
         return message
 
     def from_pb(self, message: M, **given: Any) -> D:
-        """What ``message`` holds. ``given``: the fields that are GIVEN.
+        """The dataclass of ``message``. ``given``: the fields that are GIVEN.
 
         Raises InvalidRequest for the number of an enum that this version does not know.
         """
@@ -120,7 +120,7 @@ class Converter(Generic[D, M]):
         return list(map(self.to_pb, values))
 
     def all_from_pb(self, messages: Iterable[M]) -> tuple[D, ...]:
-        """What each of ``messages`` holds. Raises as ``from_pb``."""
+        """The dataclass of each of ``messages``. Raises as ``from_pb``."""
         return tuple(map(self.from_pb, messages))
 
 

@@ -78,7 +78,7 @@ def _alignment(number: int) -> int:
 
 
 def shard_map_to_bytes(shard_map: ShardMap) -> bytes:
-    """``shard_map`` as files hold it; equal ones are equal bytes."""
+    """The bytes of ``shard_map`` in files; equal shard maps have equal bytes."""
     return SHARD_MAP.to_pb(shard_map).SerializeToString(deterministic=True)
 
 

@@ -1,4 +1,4 @@
-"""Between the arguments of optimizers and the messages that hold them."""
+"""Between the arguments of optimizers and their messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def changed_options(declared: Mapping[str, _Value], options: Mapping[str, _Value
 
 
 def options_to_pb(options: Options) -> pb.Options:
-    """Equal options give equal messages. Raises InvalidRequest for a value that no message holds."""
+    """Equal options give equal messages. Raises InvalidRequest for a value that no message can have."""
     found = []
     for name in sorted(options):
         try:

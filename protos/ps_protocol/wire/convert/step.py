@@ -41,7 +41,7 @@ def transport_from_pb(number: int) -> Transport | None:
 
 
 def request_to_bytes(request: requests.StepRequest) -> bytes:
-    """One message of a worker. Raises InvalidRequest for an option that no message holds."""
+    """One message of a worker. Raises InvalidRequest for an option that no message can have."""
     return b"".join(request_to_pieces(request))
 
 
