@@ -38,11 +38,11 @@ log = EventLogger("ps_worker")
 
 
 class RayCluster:
-    """A coordinator and shards as actors, and workers as a function on actors. Used as ``with RayCluster(…) as …``,
-    from one thread of the driver.
+    """A job in a Ray cluster: coordinator and shards as actors, and workers as a function on actors.
 
-    Lost servers are started again from ``data_dir``, lost workers in ``run`` with their rank, whether their process was
-    killed, its machine ran out of memory, or somebody called ``ray.kill``.
+    Used as ``with RayCluster(…) as cluster``, from one thread of the driver. Lost servers are started again from
+    ``data_dir``, and lost workers within ``run`` with their rank: whether their process was killed, its machine ran out
+    of memory, or somebody called ``ray.kill``.
     """
 
     def __init__(
@@ -66,21 +66,34 @@ class RayCluster:
         connect_timeout_seconds: float | None = None,
         reconnect_timeout_seconds: float | None = None,
     ) -> None:
-        """Nothing is started before the ``with`` block.
+        """Check the settings. Nothing is started before the ``with`` block.
 
-        ``workers``: how many; ``(2, 8)`` or ``"2:8"``: ``run`` begins with 2, and ``psctl scale --workers`` has as many
-        as 8; 0: servers only, and ``run`` with the workers that are asked for, until all have left after training.
-        ``mode``: async, ssp or sync. ``placement``: a strategy of Ray's placement groups, for the servers.
-        ``data_dir``: a folder on every node, its own disk or a shared one, from which servers continue.
-        ``standbys``: each shard has one, with a folder of its own below ``data_dir``. ``coordinator_options``,
-        ``shard_options``: further options of ps-coordinator and ps-server, such as ``("--staleness", "8")``.
-        ``security``: names of files that every node has; needed where the nodes of the Ray cluster are several
-        machines. ``start_timeout_seconds``: for Ray to reserve resources, and for the servers to serve.
-        ``connect_timeout_seconds``, ``reconnect_timeout_seconds``: how long workers wait for the job to be complete,
-        and for a server that went away; where they are left out, ``PS_CONNECT_TIMEOUT`` and ``PS_RECONNECT_TIMEOUT`` in
-        the environment of the actors, else 600.
+        Args:
+            shards: Number of shards.
+            workers: Number of workers. ``(2, 8)`` or ``"2:8"``: ``run`` begins with 2, and ``psctl scale --workers``
+                has as many as 8. 0: servers only, and ``run`` with the workers that are asked for, until all have left
+                after training.
+            mode: "async", "ssp" or "sync".
+            placement: Strategy of Ray's placement group for the servers.
+            data_dir: Folder on every node, its own disk or a shared one, from which servers continue.
+            standbys: Give each shard a standby, with a folder of its own below ``data_dir``.
+            shard_resources: Resources of each shard, as of Ray's bundles.
+            worker_resources: Resources of each worker.
+            coordinator_resources: Resources of the coordinator.
+            server_restarts: How often a server is started again.
+            worker_restarts: How often a worker is started again.
+            coordinator_options: Further options of ps-coordinator, such as ``("--staleness", "8")``.
+            shard_options: Further options of ps-server.
+            security: Files of TLS and tokens, on every node; needed where the nodes of the Ray cluster are several
+                machines.
+            start_timeout_seconds: How long to wait for Ray to reserve resources, and for the servers to serve.
+            connect_timeout_seconds: How long workers wait for the job to be complete. None: ``PS_CONNECT_TIMEOUT`` in
+                the environment of the actors, else 600.
+            reconnect_timeout_seconds: How long workers wait for a server that went away. None: ``PS_RECONNECT_TIMEOUT``
+                there, else 600.
 
-        Raises ConfigError.
+        Raises:
+            ConfigError: A setting is wrong.
         """
         asked = WorkerRange.of(workers, "the workers argument of RayCluster()")
         self._plan = RayPlan(
@@ -139,17 +152,24 @@ class RayCluster:
 
     @property
     def address(self) -> str:
-        """host:port of the coordinator, for psctl and for ``connect()``. Raises ConfigError before the start."""
+        """Address of the coordinator, host:port, for psctl and ``connect``. Raises ConfigError before the start."""
         return self._started.address
 
     def run(self, train_fn: Callable[..., Any], config: Any = None) -> list[Any]:
-        """``train_fn(config)``, or ``train_fn()`` without a config, on every worker; the results by rank.
+        """Call a function on every worker, and return the results by rank.
 
-        ``connect()`` in ``train_fn`` joins this job. A worker that is lost is started again: its function runs from
-        the start, with the current parameters of the shards. So is one whose function ends with Unavailable, NotReady,
-        StorageFull or Fenced, as long as a restart is left. Raises what else ``train_fn`` raises on a worker, and then
-        ends the others; Unavailable for too few resources, or when a process is lost and no restart is left; StateLost
-        when a server is lost without a ``data_dir``.
+        ``connect()`` in the function joins this job. A worker that is lost is started again: its function runs from the
+        start, with the current parameters of the shards. So is one whose function ends with Unavailable, NotReady,
+        StorageFull or Fenced, as long as a restart is left. Any other exception of the function ends the other workers,
+        and is raised here.
+
+        Args:
+            train_fn: The function, which Ray has to be able to pickle.
+            config: Its argument. None: it has none.
+
+        Raises:
+            Unavailable: Ray has too few resources, or a process was lost and no restart is left.
+            StateLost: A server was lost, and there is no ``data_dir``.
         """
         servers = self._started
         plan = self._plan
@@ -178,18 +198,23 @@ class RayCluster:
                 reservation.release()
 
     def check(self) -> None:
-        """Raises StateLost or Unavailable when a server was lost and cannot be started again."""
+        """Raise StateLost or Unavailable when a server was lost and cannot be started again."""
         if (failure := self._started.failure) is not None:
             raise failure
 
     def worker_environment(self, rank: int) -> dict[str, str]:
-        """The variables of worker ``rank`` where something else than ``run`` starts it, such as Ray Train."""
+        """Return the variables of worker ``rank``, where something else than ``run`` starts it, such as Ray Train."""
         return worker_environment(self._plan, self.address, rank, "")
 
     def actor(self, role: str, index: int = 0) -> Any:
-        """Ray's handle of the actor that has this role now: "coordinator", "shard", "standby" or "worker".
+        """Return Ray's handle of an actor.
 
-        Raises ConfigError when there is none, also for the moment in which it is started again.
+        Args:
+            role: "coordinator", "shard", "standby" or "worker".
+            index: Number of the shard, or rank of the worker.
+
+        Raises:
+            ConfigError: There is no such actor, also while it is started again.
         """
         try:
             if role == "worker":
@@ -206,10 +231,11 @@ class RayCluster:
             ) from None
 
     def close(self) -> None:
-        """End all processes, servers with a last snapshot, and give the resources back. Safe to repeat.
+        """End all processes, servers with a last snapshot, and return the resources. Safe to repeat.
 
-        Raises Unavailable where ``coordinator_options`` have a --checkpoint-dir and the last checkpoint of the job was
-        not written.
+        Raises:
+            Unavailable: ``coordinator_options`` have a --checkpoint-dir, and the last checkpoint of the job was not
+                written.
         """
         servers, reservation = self._servers, self._reservation
         self._servers = self._reservation = None
