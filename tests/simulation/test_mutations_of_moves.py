@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ps_protocol.model.spec import Consistency, Mode
-from ps_server.coordinator.driver import ModelReleases
+from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs import move_runner
 from ps_server.coordinator.jobs.quiesce import check_same_position
 from ps_server.shard import registry
@@ -66,6 +66,6 @@ def test_a_release_that_is_not_in_the_log_is_seen_at_the_restart(monkeypatch):
 
 
 def test_a_release_that_does_not_say_which_model_of_the_name_it_means_is_seen(monkeypatch):
-    release = ModelReleases.release
-    monkeypatch.setattr(ModelReleases, "release", lambda self, model, epoch=0: release(self, model))
+    release = Driver.release_model
+    monkeypatch.setattr(Driver, "release_model", lambda self, model, epoch=0: release(self, model))
     assert shown("which kept to the rules, was refused", SEEDS, calls_late=0.2, calls_lost=0.2, **RELEASES)
