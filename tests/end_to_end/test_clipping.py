@@ -50,36 +50,22 @@ def test_with_weights_the_weighed_mean_is_clipped():
     assert_close(found[1], alone(batches, torch.optim.SGD, tables=True, clip=CLIP, lr=0.1, momentum=0.9))
 
 
-def test_a_gradient_that_was_scaled_for_mixed_precision_is_clipped_unscaled():
+@pytest.mark.parametrize("kind", ["scaled for mixed precision", "adopted"])
+def test_a_scaled_gradient_is_clipped_unscaled_and_an_adopted_optimizer_clips_too(kind):
     steps = steps_of(SIZES)
 
     def work(cluster):
         model = Network(None)
-        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, clip_grad_norm=CLIP)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        if adopted := kind == "adopted":
+            optimizer = cluster.adopt(torch.optim.SGD(model.parameters(), lr=0.1), model, clip_grad_norm=CLIP)
+        else:
+            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, clip_grad_norm=CLIP)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=not adopted)
         for step in steps:
             optimizer.zero_grad()
             scaler.scale(loss_of(model, step[cluster.rank])).backward()
             scaler.step(optimizer)
             scaler.update()
-        return [p.detach().clone() for p in model.parameters()]
-
-    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
-        found = run_workers(job, 2, work)
-    wanted = alone([joined(step) for step in steps], torch.optim.SGD, tables=False, clip=CLIP, lr=0.1)
-    assert_close(found[0], wanted)
-
-
-def test_an_adopted_optimizer_is_clipped_too():
-    steps = steps_of(SIZES)
-
-    def work(cluster):
-        model = Network(None)
-        optimizer = cluster.adopt(torch.optim.SGD(model.parameters(), lr=0.1), model, clip_grad_norm=CLIP)
-        for step in steps:
-            optimizer.zero_grad()
-            loss_of(model, step[cluster.rank]).backward()
-            optimizer.step()
         return [p.detach().clone() for p in model.parameters()]
 
     with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ps_worker
-from ps_protocol.cluster.view import JoinRequest, Role
+from ps_protocol.cluster.view import Role
 from ps_protocol.model.spec import Consistency, Mode
 from tests.end_to_end.training import assert_bitwise, batches, loss_of, net, run_workers, values
 from tests.support.seeds import drawn_seed
@@ -228,13 +228,6 @@ def test_an_empty_loader_makes_no_step_and_ends_cleanly():
 
     with running_job(1, 2) as job:
         assert run_workers(job, 2, work) == [0, 0]
-
-
-def test_an_unknown_shard_number_is_refused_with_the_valid_ones():
-    from ps_protocol.errors import UnknownShard
-
-    with running_job(2, 1) as job, pytest.raises(UnknownShard, match="0"):
-        job.client.join(JoinRequest(Role.SHARD, 7, "127.0.0.1:1"), "token")
 
 
 def test_a_shard_that_came_back_empty_is_not_filled_with_new_values_by_a_worker_that_joins():

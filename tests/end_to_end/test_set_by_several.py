@@ -23,6 +23,7 @@ from tests.end_to_end.setting import (
 )
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, concatenated, loss_of, net, run_workers
 from tests.end_to_end.training import values as values_of
+from tests.support.length import paired
 from tests.worker.jobs import running_job
 
 
@@ -263,11 +264,13 @@ def normalise(model):
             p.mul_(0.5).add_(0.1)
 
 
-@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.SSP, Mode.ASYNC])
-@pytest.mark.parametrize("adopts", [False, True])
-@pytest.mark.parametrize("meets", [False, True])
-def test_all_ranks_begin_with_the_same_values_whoever_changes_them_first(mode, adopts, meets, caplog):
+@pytest.mark.parametrize(
+    ("mode", "meets_and_adopts"),
+    paired([Mode.SYNC, Mode.SSP, Mode.ASYNC], [(False, False), (True, False), (False, True), (True, True)]),
+)
+def test_all_ranks_begin_with_the_same_values_whoever_changes_them_first(mode, meets_and_adopts, caplog):
     """Rank 1 comes when rank 0 has changed what it began with, and would step on it, or meet at a barrier."""
+    meets, adopts = meets_and_adopts
 
     def work(cluster):
         if cluster.rank == 1:
@@ -502,14 +505,14 @@ def test_what_all_ranks_set_last_is_kept_and_said_only_where_they_differ(mode, f
     """Whichever rank comes to its end first."""
     monkeypatch.setattr("ps_worker.times.LAST_VALUES_SECONDS", 60)
     ending = threading.Event()
-    told = assigned_values.AssignedValues._told_at_end
+    sent = assigned_values.AssignedValues._sent_at_end
 
     def noted(values, written):
-        found = told(values, written)
+        found = sent(values, written)
         ending.set()
         return found
 
-    monkeypatch.setattr(assigned_values.AssignedValues, "_told_at_end", noted)
+    monkeypatch.setattr(assigned_values.AssignedValues, "_sent_at_end", noted)
 
     def work(cluster):
         model = net()

@@ -224,9 +224,6 @@ def test_a_gan_trains_two_models_with_two_optimizers():
 
 
 def test_rank_0_s_initial_values_and_buffers_win():
-    class Net(nn.Sequential):
-        pass
-
     def work(cluster):
         torch.manual_seed(cluster.rank)
         model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
@@ -334,28 +331,6 @@ def test_grad_scaler_skips_a_step_with_an_overflow_and_takes_the_others():
 
     found, wanted = both_ways(loop, lr=0.1)
     assert_close(found, wanted)
-
-
-def test_lbfgs_is_refused_with_its_reason():
-    def work(cluster):
-        with pytest.raises(ps_worker.UnsupportedOptimizer, match="evaluates the loss several times"):
-            cluster.optimizer(torch.optim.LBFGS, net())
-
-    on_cluster(work)
-
-
-def test_evaluation_sees_the_latest_parameters_after_a_pull():
-    def work(cluster):
-        model = net()
-        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
-        plain(model, optimizer, STEPS[: 3 * (cluster.rank + 1)])
-        cluster.barrier()
-        optimizer.pull()
-        return values(model)
-
-    with running_job(2, 2) as job:
-        first, second = run_workers(job, 2, work)
-    assert_bitwise(first, second)
 
 
 def test_arguments_may_stand_in_torch_s_order_and_a_parameter_belongs_to_one_optimizer():

@@ -19,11 +19,6 @@ def test_an_action_is_taken_at_the_passage_it_names_and_at_no_other():
         failpoints.hit("after_apply_before_reply")
 
 
-def test_nothing_is_armed_by_nothing():
-    for point in ("before_log", "after_log_before_apply", "after_apply_before_reply"):
-        Failpoints.parse("").hit(point)
-
-
 @pytest.mark.parametrize("text", ["before_log", "nowhere=kill@1", "before_log=explode@1", "before_log=kill@0", "x"])
 def test_a_text_that_is_no_failpoint_is_refused(text):
     with pytest.raises(ConfigError, match=f"PS_FAILPOINTS holds no failpoint.*actual: {text}"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -33,6 +33,8 @@ from tests.transports.support import (
 pytestmark = pytest.mark.usefixtures("loop", "quiet")
 
 SYNC = Consistency(Mode.SYNC)
+TWO = {0: 1, 1: 2}
+"""Live workers: rank to incarnation."""
 
 SIZES = {
     "a few bytes": ((4, 3), (5,)),
@@ -43,11 +45,19 @@ SIZES = {
 }
 
 
+@contextmanager
+def serving(*shapes, live=None, consistency=None, **arguments):
+    """A shard, its model and the initial values; no memory of pushes and replies is in use at the end."""
+    with running_shard(live, consistency) as shard:
+        model, initial = begin(shard, *shapes, **arguments)
+        yield shard, model, initial
+        wait_until(lambda: is_idle(model))
+
+
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"], indirect=True)
 @pytest.mark.parametrize("shapes", SIZES.values(), ids=SIZES)
 def test_steps_of_every_size_are_those_of_one_process(transport, shapes):
-    with running_shard() as shard:
-        model, initial = begin(shard, *shapes)
+    with serving(*shapes) as (shard, model, initial):
         steps = [whole_numbers(model, seed) for seed in (1, 2, 3)]
         with line(shard, model, transport) as worker:
             for number, step in enumerate(steps, 1):
@@ -55,12 +65,10 @@ def test_steps_of_every_size_are_those_of_one_process(transport, shapes):
                 result = worker.exchange(step)
                 assert (result.outcome, result.version, result.sequence) == (Outcome.APPLIED, number, number)
                 assert_same(worker.values, trained(initial, *steps[:number]))
-        wait_until(lambda: is_idle(model))
 
 
 def test_absent_slices_in_hundreds_of_pieces_are_left_alone(transport):
-    with running_shard() as shard:
-        model, initial = begin(shard, *[(50 + i % 7,) for i in range(1200)])
+    with serving(*[(50 + i % 7,) for i in range(1200)]) as (shard, model, initial):
         step = whole_numbers(model, 1)
         step[::2] = [None] * 600
         with line(shard, model, transport) as worker:
@@ -70,7 +78,6 @@ def test_absent_slices_in_hundreds_of_pieces_are_left_alone(transport):
             result = worker.exchange([None] * 1200)
             assert (result.outcome, result.version) == (Outcome.APPLIED, 2)
             assert_same(worker.values, trained(initial, step))
-        wait_until(lambda: is_idle(model))
 
 
 @pytest.mark.parametrize("shapes", [((4, 3),), LARGE], ids=["small", "large"])
@@ -81,35 +88,29 @@ def test_buffers_come_with_a_push_that_says_so_and_with_no_other(transport, shap
         payload = result.result.payload + b"".join(reply.chunk.payload for reply in chunks)
         return unflat(model.layout, payload)[model.layout.parameter_slices :]
 
-    with running_shard() as shard:
-        model, initial = begin(shard, *shapes, buffer_shapes=((4097,), (3,)))
-        with line(shard, model, transport) as worker:
-            first, second = (whole_numbers(model, seed, with_buffers=True) for seed in (1, 2))
-            worker.exchange(first, with_buffers=True)
-            assert_same(buffers(), first[-2:])
-            worker.exchange(second)
-            assert_same(buffers(), first[-2:])
-            assert_same(worker.values, trained(initial[:-2], first, second))
-        wait_until(lambda: is_idle(model))
+    served = serving(*shapes, buffer_shapes=((4097,), (3,)))
+    with served as (shard, model, initial), line(shard, model, transport) as worker:
+        first, second = (whole_numbers(model, seed, with_buffers=True) for seed in (1, 2))
+        worker.exchange(first, with_buffers=True)
+        assert_same(buffers(), first[-2:])
+        worker.exchange(second)
+        assert_same(buffers(), first[-2:])
+        assert_same(worker.values, trained(initial[:-2], first, second))
 
 
 def test_a_skipped_step_moves_the_clock_and_carries_nothing(transport):
-    with running_shard() as shard:
-        model, initial = begin(shard, *LARGE)
-        with line(shard, model, transport) as worker:
-            result = worker.exchange(whole_numbers(model, 1), skipped=True)
-            assert (result.outcome, result.version, result.clock) == (Outcome.SKIPPED, 0, 1)
-            assert_same(worker.values, initial)
-            step = whole_numbers(model, 2)
-            worker.exchange(step)
-            assert_same(worker.values, trained(initial, step))
-        wait_until(lambda: is_idle(model))
+    with serving(*LARGE) as (shard, model, initial), line(shard, model, transport) as worker:
+        result = worker.exchange(whole_numbers(model, 1), skipped=True)
+        assert (result.outcome, result.version, result.clock) == (Outcome.SKIPPED, 0, 1)
+        assert_same(worker.values, initial)
+        step = whole_numbers(model, 2)
+        worker.exchange(step)
+        assert_same(worker.values, trained(initial, step))
 
 
 @pytest.mark.parametrize("shapes", [((4, 3),), LARGE], ids=["small", "large"])
 def test_a_repeated_push_is_answered_again_and_not_applied_again(transport, shapes):
-    with running_shard() as shard:
-        model, initial = begin(shard, *shapes)
+    with serving(*shapes) as (shard, model, initial):
         step = whole_numbers(model, 1)
         with line(shard, model, transport) as worker:
             worker.exchange(step)
@@ -119,12 +120,10 @@ def test_a_repeated_push_is_answered_again_and_not_applied_again(transport, shap
             result = again.exchange(step, sequence=1, clock=1)
             assert (result.outcome, result.version) == (Outcome.DUPLICATE, 1)
             assert_same(again.values, trained(initial, step))
-        wait_until(lambda: is_idle(model))
 
 
 def test_an_arrival_sent_behind_a_push_is_taken_in_order(transport):
-    with running_shard({0: 1, 1: 2}, SYNC) as shard:
-        model, initial = begin(shard, *LARGE)
+    with serving(*LARGE, live=TWO, consistency=SYNC) as (shard, model, initial):
         step = whole_numbers(model, 1)
         with line(shard, model, transport) as one, line(shard, model, transport, rank=1, incarnation=2) as two:
             two.carrier.arrive(0)  # it holds nobody back in phase 0
@@ -133,26 +132,22 @@ def test_an_arrival_sent_behind_a_push_is_taken_in_order(transport):
             assert one.receive().outcome == Outcome.APPLIED
             assert_same(one.values, trained(initial, step))
             wait_until(lambda: [s.position.phase for s in model.tracker.clocks()] == [1, 1])
-        wait_until(lambda: is_idle(model))
 
 
 def test_two_pushes_on_their_way_are_answered_in_order(transport):
     """A worker with one gradient segment may not do this: its second push would overwrite the first."""
-    with running_shard({0: 1, 1: 2}) as shard:
-        model, initial = begin(shard, *LARGE)
+    with serving(*LARGE, live=TWO) as (shard, model, initial):
         step = whole_numbers(model, 1)
         with line(shard, model, transport) as worker:
             worker.push(step)
             worker.push(step)
             assert [worker.receive().sequence for _ in range(2)] == [1, 2]
             assert_same(worker.values, trained(initial, step, step))
-        wait_until(lambda: is_idle(model))
 
 
 def test_a_parked_pull_gives_signs_of_life_and_then_its_parameters(transport, monkeypatch):
     monkeypatch.setattr("ps_protocol.times.HINT_SECONDS", 0.02)
-    with running_shard({0: 1, 1: 2}, SYNC) as shard:
-        model, initial = begin(shard, *LARGE)
+    with serving(*LARGE, live=TWO, consistency=SYNC) as (shard, model, initial):
         step = whole_numbers(model, 1)
         with line(shard, model, transport) as worker:
             worker.on_wait = lambda: shard.set_view({0: 1}) if len(worker.waits) == 3 else None
@@ -160,34 +155,26 @@ def test_a_parked_pull_gives_signs_of_life_and_then_its_parameters(transport, mo
             assert len(worker.waits) >= 3
             assert "waiting for worker 1" in worker.waits[0]
             assert_same(worker.values, trained(initial, step))
-        wait_until(lambda: is_idle(model))
 
 
 def test_a_worker_that_lost_its_place_gets_fenced(transport):
-    with running_shard() as shard:
-        model, _ = begin(shard, *LARGE)
-        with line(shard, model, transport) as worker:
-            shard.set_view({0: 2})
-            worker.push(whole_numbers(model, 1))
-            with pytest.raises(Fenced):
-                worker.receive()
-            wait_until(lambda: not worker.carrier.alive)
-        wait_until(lambda: is_idle(model))
+    with serving(*LARGE) as (shard, model, _), line(shard, model, transport) as worker:
+        shard.set_view({0: 2})
+        worker.push(whole_numbers(model, 1))
+        with pytest.raises(Fenced):
+            worker.receive()
+        wait_until(lambda: not worker.carrier.alive)
 
 
 def test_a_push_that_breaks_the_protocol_ends_the_stream_with_its_error(transport):
-    with running_shard() as shard:
-        model, _ = begin(shard, *LARGE)
-        with line(shard, model, transport) as worker:
-            worker.push(whole_numbers(model, 1), sequence=0)
-            with pytest.raises(InvalidRequest, match="a push needs a sequence"):
-                worker.receive()
-        wait_until(lambda: is_idle(model))
+    with serving(*LARGE) as (shard, model, _), line(shard, model, transport) as worker:
+        worker.push(whole_numbers(model, 1), sequence=0)
+        with pytest.raises(InvalidRequest, match="a push needs a sequence"):
+            worker.receive()
 
 
 def test_a_refused_push_is_an_error_in_its_answer_and_the_stream_goes_on(transport):
-    with running_shard() as shard:
-        model, initial = begin(shard, *LARGE)
+    with serving(*LARGE) as (shard, model, initial):
         bad, good = whole_numbers(model, 1), whole_numbers(model, 2)
         bad[1][2] = float("nan")
         with line(shard, model, transport) as worker:
@@ -196,12 +183,10 @@ def test_a_refused_push_is_an_error_in_its_answer_and_the_stream_goes_on(transpo
             assert result.error.variable == "v1"
             worker.exchange(good)
             assert_same(worker.values, trained(initial, good))
-        wait_until(lambda: is_idle(model))
 
 
 def test_a_stream_closed_in_the_middle_of_a_large_push_ends_at_once_and_half_a_push_is_nothing(transport):
-    with running_shard() as shard:
-        model, initial = begin(shard, *BLOCKING)
+    with serving(*BLOCKING) as (shard, model, initial):
         step = whole_numbers(model, 1)
         with leaves_no_descriptors():
             with line(shard, model, transport) as worker:
@@ -216,7 +201,6 @@ def test_a_stream_closed_in_the_middle_of_a_large_push_ends_at_once_and_half_a_p
             assert again.opened.last_sequence == 0 or transport == "shm"
             again.exchange(step, sequence=1, clock=1)
             assert_same(again.values, trained(initial, step))
-        wait_until(lambda: is_idle(model))
 
 
 def test_a_stream_closed_while_its_reply_is_being_sent_gives_the_memory_back(transport):
@@ -233,8 +217,7 @@ def test_a_stream_closed_while_its_reply_is_being_sent_gives_the_memory_back(tra
 
 
 def test_parameters_that_a_worker_does_not_read_are_not_changed_under_it(transport):
-    with running_shard({0: 1, 1: 2}) as shard:
-        model, initial = begin(shard, *BLOCKING)
+    with serving(*BLOCKING, live=TWO) as (shard, model, initial):
         steps = [whole_numbers(model, seed) for seed in (1, 2)]
         with line(shard, model, transport) as slow, line(shard, model, transport, rank=1, incarnation=2) as fast:
             slow.push(steps[0])
@@ -244,7 +227,6 @@ def test_parameters_that_a_worker_does_not_read_are_not_changed_under_it(transpo
             assert_same(fast.values, trained(initial, *steps))
             # What it got is one version: that of its own push, or a later one.
             assert_same(slow.values, trained(initial, *steps[: slow.version]))
-        wait_until(lambda: is_idle(model))
 
 
 def test_a_shard_that_ends_while_a_pull_is_parked_is_named(transport):
@@ -279,8 +261,7 @@ def test_a_shard_that_ends_in_the_middle_of_its_reply_is_named_and_leaves_nothin
 
 
 def test_ctrl_c_ends_the_waiting_for_an_answer_and_the_accepted_push_counts(transport):
-    with running_shard({0: 1, 1: 2}, SYNC) as shard:
-        model, initial = begin(shard, *LARGE)
+    with serving(*LARGE, live=TWO, consistency=SYNC) as (shard, model, initial):
         one, two = whole_numbers(model, 1), whole_numbers(model, 2)
         with line(shard, model, transport) as worker:
             worker.push(one)
@@ -291,12 +272,10 @@ def test_ctrl_c_ends_the_waiting_for_an_answer_and_the_accepted_push_counts(tran
         with line(shard, model, transport, rank=1, incarnation=2) as other:
             other.exchange(two)
             assert_same(other.values, trained(initial, [(a + b) / 2 for a, b in zip(one, two, strict=True)]))
-        wait_until(lambda: is_idle(model))
 
 
 def test_streams_opened_again_and_again_leave_nothing_behind(transport):
-    with running_shard() as shard:
-        model, initial = begin(shard, *LARGE)
+    with serving(*LARGE) as (shard, model, initial):
         steps = [whole_numbers(model, seed) for seed in range(6)]
         with line(shard, model, transport) as worker:
             worker.exchange(steps[0])
@@ -306,12 +285,10 @@ def test_streams_opened_again_and_again_leave_nothing_behind(transport):
                 with line(shard, model, transport) as worker:
                     worker.exchange(step)
                     assert_same(worker.values, trained(initial, *steps[:number]))
-        wait_until(lambda: is_idle(model))
 
 
 def test_a_hundred_replies_use_a_few_segments_only(transport):
-    with running_shard({0: 1, 1: 2}) as shard:
-        model, initial = begin(shard, (300, 77))
+    with serving((300, 77), live=TWO) as (shard, model, initial):
         steps = [whole_numbers(model, seed) for seed in range(100)]
         with line(shard, model, transport) as one, line(shard, model, transport, rank=1, incarnation=2) as two:
             mapped = shared_mappings()
@@ -324,7 +301,6 @@ def test_a_hundred_replies_use_a_few_segments_only(transport):
             wait_until(lambda: model.tracker.version == 100)
             two.exchange(whole_numbers(model, 100))
             assert_same(two.values, trained(initial, *steps, whole_numbers(model, 100)))
-        wait_until(lambda: is_idle(model))
 
 
 def test_status_names_the_transport_of_each_open_stream(transport):

@@ -18,13 +18,6 @@ def versions(folder):
     return [model.facts[0]["tracker"]["version"] for model in models]
 
 
-def test_a_job_that_ends_leaves_a_checkpoint(training, tmp_path):
-    job = training(*SAVED)
-    job.go_on()
-    assert job.ends() == 0, job.output
-    assert versions(tmp_path / "saved") == [STEPS]
-
-
 def test_a_job_that_is_told_to_stop_leaves_a_checkpoint_and_another_goes_on_from_it_on_more_shards(training, tmp_path):
     job = training(*SAVED)
     job.says("half-way")

@@ -23,17 +23,6 @@ def test_a_killed_server_is_started_again_and_the_worker_goes_on(training, victi
     assert job.output.count("started at") == 1
 
 
-def test_every_server_may_be_killed_at_once(training):
-    job = training(*KEPT)
-    job.says("half-way")
-    job.kill("coordinator")
-    job.kill("shard")
-    job.go_on()
-    assert job.ends() == 0, job.output
-    assert UNDISTURBED in job.output
-    assert job.output.count("starting it again") == 2
-
-
 def test_a_killed_worker_is_started_again_and_goes_on_at_its_step(training):
     job = training(*KEPT, "--restart-workers", "1")
     job.says("half-way")
@@ -64,24 +53,6 @@ def test_a_job_that_ended_well_is_trained_on_by_the_next_call_also_from_snapshot
         assert text in job.output
         assert UNDISTURBED in job.output
     assert "continuing from the state in kept" in job.output
-
-
-def test_when_the_restarts_are_used_up_the_job_ends_as_without_them_and_says_so(training):
-    job = training(*KEPT, "--restart-servers", "1")
-    job.says("half-way")
-    job.kill("shard")
-    job.says("restart 1 of 1")
-    job.kill("shard")
-    assert job.ends() == 137, job.output
-    assert "before the job was done, and --restart-servers 1 is used up; stopping the job\n" in job.output
-
-
-def test_without_a_data_directory_a_killed_shard_ends_the_job(training):
-    job = training()
-    job.says("half-way")
-    job.kill("shard")
-    assert job.ends() == 137, job.output
-    assert " GB) before the job was done; stopping the job\n" in job.output
 
 
 def test_a_folder_of_another_job_is_refused_at_once_and_left_as_it_was(training):

@@ -1,6 +1,5 @@
 """ps-run over real processes: exit codes, prefixes, and that nothing outlives it."""
 
-import contextlib
 import json
 import os
 import re
@@ -93,20 +92,6 @@ def test_a_killed_worker_ends_the_job_with_128_plus_the_signal(job):
     )
 
 
-def test_a_failed_worker_is_started_again_with_the_same_rank(job):
-    script = """
-first = not pathlib.Path('seen').exists()
-pathlib.Path('seen').touch()
-print('life', 1 if first else 2, 'of', R)
-raise SystemExit(1 if first else 0)
-"""
-    done = job.run("--restart-workers", "1", script=script)
-    assert done.returncode == 0
-    assert "worker 0    | life 1 of worker0\n" in done.stdout
-    assert "worker 0    | life 2 of worker0\n" in done.stdout
-    assert "(restart 1 of 1)" in done.stderr
-
-
 HANGS = """
 import time
 if not pathlib.Path('hangs').exists():
@@ -170,24 +155,9 @@ def test_that_the_coordinator_cannot_be_asked_is_told_and_nothing_is_killed(job)
     assert "another life" in done.stdout
 
 
-def test_evaluators_finish_after_the_workers(job):
-    script = """
-import select
-if R == 'evaluator0':
-    while not (P / 'worker0').exists() or not (P / 'worker0').read_text():
-        select.select([], [], [], 0.01)
-    while pathlib.Path('/proc/' + (P / 'worker0').read_text()).exists():
-        select.select([], [], [], 0.01)
-    print('evaluated when the worker was gone')
-"""
-    done = job.run("--evaluators", "1", script=script)
-    assert done.returncode == 0
-    assert "evaluator 0 | evaluated when the worker was gone\n" in done.stdout
-
-
 def test_long_lines_of_many_processes_are_never_mixed(job):
     script = "for i in range(300): print(R * 400)"
-    done = job.interpreted("--workers", "4", script=script)
+    done = job.run("--workers", "4", script=script)
     lines = [line for line in done.stdout.splitlines() if line.startswith("worker")]
     assert len(lines) == 1200
     for line in lines:
@@ -408,27 +378,6 @@ def test_the_interpreter_of_the_workers_can_be_chosen(job):
     other.chmod(0o755)
     done = job.run("--python", str(other), script="")
     assert "worker 0    | chosen\n" in done.stdout
-
-
-@pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_gets_coloured_prefixes_unless_no_color_is_set(job, monkeypatch, no_color):
-    monkeypatch.setenv("TERM", "xterm-256color")
-    if no_color:
-        monkeypatch.setenv("NO_COLOR", "1")
-    else:
-        monkeypatch.delenv("NO_COLOR", raising=False)
-    ours, theirs = os.openpty()
-    command = job.command(script="print('hello')")
-    with subprocess.Popen(command, cwd=job.folder, env=job.environment(), stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        output = b""
-        with contextlib.suppress(OSError):  # the terminal's end
-            while data := os.read(ours, 65536):
-                output += data
-        assert process.wait(timeout=60) == 0
-    os.close(ours)
-    assert b"hello" in output
-    assert (b"\x1b[36mworker 0" in output) is not no_color
 
 
 SERVES = """

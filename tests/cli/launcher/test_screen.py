@@ -238,6 +238,23 @@ def test_without_a_terminal_progress_is_one_line_and_nothing_while_nothing_moves
     assert out.getvalue() == "worker 0    | [not markup]\n"
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_coloured_prefixes_unless_no_color_is_set(monkeypatch, no_color):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    out = Terminal()
+    Screen(out, io.StringIO()).show(ProcessName(ProcessRole.WORKER, 0), ["hello"])
+    assert "hello" in out.getvalue()
+    assert ("\x1b[36mworker 0" in out.getvalue()) is not no_color
+
+
 def advanced(steps: int, **changes) -> ClusterStatus:
     """The same job some steps later."""
     worker = replace(WORKER, stats=replace(WORKER.stats, steps=120 + steps, **changes))

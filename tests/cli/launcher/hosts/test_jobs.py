@@ -59,13 +59,6 @@ print('args', sys.argv[1:])
     assert "worker2 5" in (job.folder / "logs" / "worker-2.log").read_text()
 
 
-def test_a_worker_that_fails_ends_the_job_with_its_code(job, sshd):
-    script = f"if R == 'worker1':\n    raise SystemExit(7)\n{WAITS}"
-    done = job.run(*over(sshd, "h0,h1"), script=script)
-    assert done.returncode == 7
-    assert "worker 1 exited with code 7; stopping the job" in done.stderr
-
-
 def test_a_killed_worker_is_started_again_on_its_host(job, sshd):
     script = """
 first = not pathlib.Path('seen').exists()
@@ -161,9 +154,3 @@ def test_workers_begin_on_hosts_with_free_slots_and_end_there(job, sshd):
     code, output = process.ends()
     assert code == 0, output
     job.leaves_nothing()
-
-
-def test_more_workers_than_slots_are_refused(job, sshd):
-    done = job.run(*over(sshd, "h0,h1:2", "--workers", "1:4"), script=WAITS)
-    assert done.returncode == 2
-    assert "there are more workers than slots on the hosts" in done.stderr

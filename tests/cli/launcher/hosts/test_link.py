@@ -164,16 +164,6 @@ def test_with_the_connection_everything_on_the_host_ends(hosts, how):
     assert start(link, PAUSE).poll() == 255
 
 
-def test_a_killed_program_of_the_host_takes_its_processes_along(hosts):
-    link = hosts.link()
-    process = start(link, "import os; print(os.getppid(), flush=True); " + PAUSE)
-    program, pid = numbers(process, 2)
-    os.kill(program, signal.SIGKILL)
-    wait_until(lambda: not alive(pid), "the process has ended")
-    lines_of(process)
-    assert "was lost with the connection to h1" in process.why
-
-
 def test_ps_run_that_says_nothing_is_gone(hosts):
     begin = pack(hosts.begin(silence=2.0))
     with subprocess.Popen(HOST, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
@@ -186,13 +176,15 @@ def test_ps_run_that_says_nothing_is_gone(hosts):
     assert b'"alive"' in output
 
 
-@pytest.mark.parametrize("received", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("received", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_ends_the_program_of_a_host_and_its_processes(hosts, received):
     link = hosts.link()
     process = start(link, "import os; print(os.getppid(), flush=True); " + PAUSE)
     program, pid = numbers(process, 2)
     os.kill(program, received)
     wait_until(lambda: not alive(pid), "the process has ended")
+    lines_of(process)
+    assert "was lost with the connection to h1" in process.why
 
 
 def test_a_host_that_says_nothing_is_lost(hosts):
