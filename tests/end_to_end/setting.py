@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ps_protocol.model.spec import Consistency, Mode
+from tests.end_to_end import training
 from tests.end_to_end.training import batches, loss_of, net, run_workers
 from tests.end_to_end.training import values as values_of
 from tests.worker.jobs import running_job
@@ -24,11 +25,7 @@ def saved(model: nn.Module) -> io.BytesIO:
 
 
 def train(model, optimizer, steps=STEPS, after=lambda model: None):
-    for batch in steps:
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()
-        optimizer.step()
-        after(model)
+    training.train(model, optimizer, steps, after)
 
 
 def resume(model, optimizer):

@@ -18,7 +18,7 @@ from ps_server.checkpoint.directory import committed
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_worker import Outcome, rows
 from ps_worker.session.session import Session
-from tests.end_to_end.training import assert_close, batches, concatenated, loss_of, net, run_workers, values
+from tests.end_to_end.training import assert_close, batches, concatenated, loss_of, net, run_workers, train, values
 from tests.worker.jobs import running_job
 
 STEPS = batches(9, workers=2)
@@ -37,22 +37,13 @@ def unfreeze(model: nn.Sequential, optimizer: torch.optim.Optimizer, *names: str
     optimizer.add_param_group({"params": parameters, "lr": optimizer.param_groups[-1]["lr"] / 2})
 
 
-def train(model, optimizer, steps, scheduler=None):
-    for batch in steps:
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-
-
 def finetune(model, optimizer, steps):
     train(model, optimizer, steps[:3])
     unfreeze(model, optimizer, "weight")
     train(model, optimizer, steps[3:6])
     unfreeze(model, optimizer, "bias")
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.8)
-    train(model, optimizer, steps[6:], scheduler)
+    train(model, optimizer, steps[6:], lambda model: scheduler.step())
 
 
 @pytest.mark.parametrize(("mode", "settings"), [(Mode.ASYNC, {}), (Mode.SYNC, {}), (Mode.SYNC, {"overlap": True})])

@@ -7,18 +7,11 @@ import torch
 
 from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model.spec import Consistency, Mode
-from tests.end_to_end.training import assert_bitwise, assert_close, batches, concatenated, loss_of, net, values
+from tests.end_to_end.training import assert_bitwise, assert_close, batches, concatenated, loss_of, net, train, values
 from tests.end_to_end.training import run_workers as run
 from tests.worker.jobs import running_job
 
 STEPS = batches(6, workers=2)
-
-
-def train(model, optimizer, steps):
-    for batch in steps:
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize("adopted", [True, False])

@@ -157,16 +157,9 @@ def test_a_worker_killed_in_the_middle_of_a_large_push_leaves_nothing_in_the_sha
 
 def test_a_killed_shard_is_named_by_its_workers_and_leaves_nothing_with_them(address, shard):
     mapped = shared_mappings()
-    lose(shard, address, "shm", "bulk", "grpc")
-    nothing_named_is_left()
-    wait_until(lambda: gc.collect() >= 0 and shared_mappings() <= mapped)
-
-
-def lose(shard: Shard, address: str, *transports: str) -> None:
-    """Train over each transport, kill the shard, and see what each worker says of it."""
     with ExitStack() as clusters:
         optimizers = []
-        for transport in transports:
+        for transport in ("shm", "bulk", "grpc"):
             cluster = ps_worker.connect(address, transport=transport, device="cpu", reconnect_timeout_seconds=0.3)
             clusters.callback(cluster.close)
             parameter = torch.nn.Parameter(torch.zeros(1 << 20))
@@ -178,3 +171,6 @@ def lose(shard: Shard, address: str, *transports: str) -> None:
         for optimizer in optimizers:
             with pytest.raises(ps_worker.Unavailable, match="shard 0 at "):
                 optimizer.step()
+    del cluster, clusters, optimizer, optimizers, parameter
+    nothing_named_is_left()
+    wait_until(lambda: gc.collect() >= 0 and shared_mappings() <= mapped)

@@ -15,19 +15,12 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
-from tests.end_to_end.training import assert_bitwise, batches, loss_of, net, values
+from tests.end_to_end.training import assert_bitwise, batches, net, train, values
 from tests.end_to_end.training import run_workers as run
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job, together
 
 STEPS = batches(6, workers=2)
-
-
-def train(model, optimizer, steps):
-    for batch in steps:
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()
-        optimizer.step()
 
 
 def held_bytes(job: Job) -> int:

@@ -175,6 +175,25 @@ class Steps:
         self._thread.shutdown()
 
 
+def begun(job: Job, *transports: str) -> list[Steps]:
+    """A worker for each of ``transports`` that has taken some steps."""
+    workers = [Steps(job, rank, transport) for rank, transport in enumerate(transports)]
+    moved(workers)
+    return workers
+
+
+def moved(workers: list[Steps]) -> None:
+    for worker in workers:
+        worker.moved()
+
+
+def end(workers: list[Steps], target: int = 0) -> None:
+    for worker in workers:
+        worker.target = target
+    for worker in workers:
+        worker.end()
+
+
 @pytest.mark.parametrize("load_seconds", [0.0, 0.3])
 def test_certificates_and_tokens_rotate_under_load_in_every_mode_and_the_old_ones_are_refused(
     lab, monkeypatch, load_seconds
@@ -198,31 +217,22 @@ def test_certificates_and_tokens_rotate_under_load_in_every_mode_and_the_old_one
     old = lab.settings("worker", role=AccessRole.WORKER)
     secret = old.token_file.read_text()
     with running_job(shards=2, workers=2, lab=lab, consistency=MODES[0], lease_seconds=60) as job:
-        workers = [Steps(job, rank, transport) for rank, transport in enumerate(("grpc", "bulk"))]
-        for worker in workers:
-            worker.moved()
+        workers = begun(job, "grpc", "bulk")
         before = [job.member(Role.WORKER, rank).member.incarnation for rank in range(2)]
         for turn, mode in enumerate(MODES):
             job.client.set_consistency(mode)
-            for worker in workers:
-                worker.moved()
+            moved(workers)
             # New files, then the tokens before are dropped, then the certificates before have expired.
             lab.renew(2, [], 10.0 * (turn + 1))
             lab.replace_tokens(keep=True)
-            for worker in workers:
-                worker.moved()
+            moved(workers)
             endings.clear()
             lab.replace_tokens()
             # Two streams of each worker: one to each shard.
             wait_until(lambda: sum("token of the caller was removed" in each for each in endings) >= 4)
             late_by_days[0] = 10.0 * turn + 2
-            for worker in workers:
-                worker.moved()
-        target = max(worker.taken for worker in workers) + 3
-        for worker in workers:
-            worker.target = target
-        for worker in workers:
-            worker.end()
+            moved(workers)
+        end(workers, max(worker.taken for worker in workers) + 3)
         after = [job.member(Role.WORKER, rank) for rank in range(2)]
         assert [each.member.incarnation for each in after] == before
         assert [each.gone for each in after] == ["", ""]
@@ -243,9 +253,7 @@ def test_a_job_whose_certificates_expire_goes_on_and_says_so(lab, kind, monkeypa
     lab.renew(1, [], 1.0)
     lab = lab if kind == "with tokens" else WithoutTokens(lab.path)
     with running_job(shards=1, workers=2, lab=lab, lease_seconds=3.0) as job:
-        workers = [Steps(job, rank, transport) for rank, transport in enumerate(("grpc", "bulk"))]
-        for worker in workers:
-            worker.moved()
+        workers = begun(job, "grpc", "bulk")
         before = {each.member for each in job.client.get_status().members}
         late_by_days[0] = 2.0
         beats = [0]
@@ -253,17 +261,13 @@ def test_a_job_whose_certificates_expire_goes_on_and_says_so(lab, kind, monkeypa
         monkeypatch.setattr(MemberLease, "read_stats", lambda lease: beats.append(1) or heard(lease))
         # More than a lease of heartbeats, of three members.
         wait_until(lambda: len(beats) > 150)
-        for worker in workers:
-            worker.moved()
+        moved(workers)
         status = job.client.get_status()
         assert {each.member for each in status.members if not each.gone} == before
         assert status.certificate_ends > 0
         assert all(each.stats.certificate_ends > 0 for each in status.members)
         assert "the certificate of " in expiring(status)
-        for worker in workers:
-            worker.target = 0
-        for worker in workers:
-            worker.end()
+        end(workers)
 
 
 @pytest.mark.long
@@ -285,8 +289,7 @@ def test_a_job_whose_certificates_have_really_expired_goes_on(lab):
             lenient.setattr(CertificateFacts, "check_time", lambda *_: None)
             client = job.exits.enter_context(CoordinatorClient(job.address, security_of(lab, "worker")))
         assert "expired" in refusal(client)
-        worker.target = 0
-        worker.end()
+        end([worker])
 
 
 class Rotation:
@@ -343,9 +346,7 @@ def test_files_replaced_in_every_order_while_the_ones_before_expire_fail_no_step
     monkeypatch.setattr(open_streams, "LOOK_SECONDS", 0.05)
     lab.renew(2, [], 1.0)
     with running_job(shards=2, workers=4, lab=lab, lease_seconds=60) as job:
-        workers = [Steps(job, rank, transport) for rank, transport in enumerate(("grpc", "bulk", "shm", "bulk"))]
-        for worker in workers:
-            worker.moved()
+        workers = begun(job, "grpc", "bulk", "shm", "bulk")
         before = [job.member(Role.WORKER, rank).member.incarnation for rank in range(4)]
         for turn, order in enumerate(choose(ORDERS, ORDERS[::5])):
             rotation = Rotation(lab, 10.0 * (turn + 1))
@@ -355,11 +356,8 @@ def test_files_replaced_in_every_order_while_the_ones_before_expire_fail_no_step
                 rotation.replace(kind)
                 if number == expires:
                     late_by_days[0] = 10.0 * turn + 2
-            for worker in workers:
-                worker.moved()
-        for worker in workers:
-            worker.target = 0
-            worker.end()
+            moved(workers)
+        end(workers)
         after = [job.member(Role.WORKER, rank) for rank in range(4)]
         assert [each.member.incarnation for each in after] == before
         assert [each.gone for each in after] == [""] * 4
@@ -383,8 +381,7 @@ def test_a_worker_waits_for_a_shard_whose_certificate_it_does_not_accept(lab, mo
         for path, data in right.items():
             lab._write(path.name, data)
         worker.moved()
-        worker.target = 0
-        worker.end()
+        end([worker])
 
 
 def test_a_member_whose_token_is_withdrawn_loses_its_place(lab):

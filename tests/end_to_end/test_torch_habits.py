@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ps_worker
 from ps_protocol.model.spec import Consistency, Mode
-from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
+from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, train, values
 from tests.worker.jobs import running_job
 
 STEPS = [step[0] for step in batches(6)]
@@ -41,10 +41,7 @@ def both_ways(loop, make=net, torch_class=torch.optim.SGD, **arguments):
 
 
 def plain(model, optimizer, steps=STEPS):
-    for batch in steps:
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()
-        optimizer.step()
+    train(model, optimizer, steps)
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,8 @@ def by_cause(events):
 @pytest.mark.parametrize("transport", ["grpc", "bulk", "shm"])
 def test_a_step_spans_the_worker_and_every_shard(traced, monkeypatch, transport):
     monkeypatch.setenv("PS_TRANSPORT", transport)
-    with running_job(2) as job:
-        with job.cluster(rank=0, transport=transport) as cluster:
-            train(cluster)
-        job.stop_shards()
-        job._shards.clear()
+    with running_job(2) as job, job.cluster(rank=0, transport=transport) as cluster:
+        train(cluster)
     events = merged(traced)
     assert sorted(process_names(events).values()) == ["shard 0", "shard 1", "worker 0"]
     steps, pushes = spans(events, "step"), by_cause(events)
@@ -115,8 +112,6 @@ def test_a_wait_has_its_reason_on_both_sides(traced):
 
     with running_job(workers=2, consistency=Consistency(Mode.SYNC)) as job:
         run_workers(job, 2, after_the_other)
-        job.stop_shards()
-        job._shards.clear()
     events = merged(traced)
     waits = [wait for push in spans(events, "push") for wait in parts_of(events, push) if wait["name"] == "wait"]
     assert len(waits) == STEPS
@@ -127,11 +122,8 @@ def test_a_wait_has_its_reason_on_both_sides(traced):
 
 
 def test_exchanges_beside_the_computation_are_traced_to_their_end(traced):
-    with running_job(consistency=Consistency(Mode.ASYNC)) as job:
-        with job.cluster(rank=0) as cluster:
-            train(cluster, overlap=True)
-        job.stop_shards()
-        job._shards.clear()
+    with running_job(consistency=Consistency(Mode.ASYNC)) as job, job.cluster(rank=0) as cluster:
+        train(cluster, overlap=True)
     events = merged(traced)
     steps = spans(events, "step")
     assert len(steps) == STEPS
@@ -141,11 +133,8 @@ def test_exchanges_beside_the_computation_are_traced_to_their_end(traced):
 
 
 def test_payloads_in_a_wire_format_show_their_encoding(traced):
-    with running_job() as job:
-        with job.cluster(rank=0, transport="grpc") as cluster:
-            train(cluster, wire="int8")
-        job.stop_shards()
-        job._shards.clear()
+    with running_job() as job, job.cluster(rank=0, transport="grpc") as cluster:
+        train(cluster, wire="int8")
     events = merged(traced)
     assert all("encode" in names_of(parts_of(events, step)) for step in spans(events, "step"))
 
@@ -163,26 +152,19 @@ def test_rows_that_are_waited_for_are_a_span_of_their_own(traced):
 
 
 def test_a_refused_step_ends_its_span(traced):
-    with running_job() as job:
-        with job.cluster(rank=0) as cluster:
-            model = net()
-            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
-            for parameter in model.parameters():
-                parameter.grad = torch.full_like(parameter, float("nan"))
-            with pytest.raises(PsError):
-                optimizer.step()
-            train_once(model, optimizer)
-        job.stop_shards()
-        job._shards.clear()
+    with running_job() as job, job.cluster(rank=0) as cluster:
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, float("nan"))
+        with pytest.raises(PsError):
+            optimizer.step()
+        optimizer.zero_grad()
+        loss_of(model, batches(1)[0][0]).backward()
+        optimizer.step()
     events = merged(traced)
     assert len(spans(events, "step")) == 2
     assert len(spans(events, "push")) == 1
-
-
-def train_once(model, optimizer):
-    optimizer.zero_grad()
-    loss_of(model, batches(1)[0][0]).backward()
-    optimizer.step()
 
 
 def test_a_shard_whose_worker_does_not_trace_records_nothing(tmp_path, monkeypatch):
@@ -193,8 +175,6 @@ def test_a_shard_whose_worker_does_not_trace_records_nothing(tmp_path, monkeypat
         monkeypatch.delenv("PS_TRACE")
         with job.cluster(rank=0) as cluster:
             train(cluster)
-        job.stop_shards()
-        job._shards.clear()
     assert spans(merged(tmp_path)) == []
 
 
@@ -208,11 +188,9 @@ def test_the_spans_of_opentelemetry_are_children_across_processes(monkeypatch):
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     monkeypatch.setenv("PS_TRACE", "otel")
-    with running_job(2) as job:
-        with job.cluster(rank=0) as cluster, provider.get_tracer("script").start_as_current_span("epoch") as epoch:
-            train(cluster, 2)
-        job.stop_shards()
-        job._shards.clear()
+    script = provider.get_tracer("script")
+    with running_job(2) as job, job.cluster(rank=0) as cluster, script.start_as_current_span("epoch") as epoch:
+        train(cluster, 2)
     found = exporter.get_finished_spans()
     by_id = {span.context.span_id: span for span in found}
     steps = [span for span in found if span.name == "step"]

@@ -47,15 +47,25 @@ def concatenated(step: list[Batch]) -> Batch:
     return torch.cat([x for x, _ in step]), torch.cat([y for _, y in step])
 
 
-def train_alone(
-    model: nn.Module, steps: Iterable[Batch], torch_class: type[torch.optim.Optimizer], **arguments: Any
-) -> list[Tensor]:
-    """The reference: plain torch in one process; returns the final parameters."""
-    optimizer = torch_class(model.parameters(), **arguments)
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Iterable[Batch],
+    after: Callable[[nn.Module], object] = lambda model: None,
+) -> None:
+    """The usual loop; ``after`` is called behind each step."""
     for batch in steps:
         optimizer.zero_grad()
         loss_of(model, batch).backward()
         optimizer.step()
+        after(model)
+
+
+def train_alone(
+    model: nn.Module, steps: Iterable[Batch], torch_class: type[torch.optim.Optimizer], **arguments: Any
+) -> list[Tensor]:
+    """The reference: plain torch in one process; returns the final parameters."""
+    train(model, torch_class(model.parameters(), **arguments), steps)
     return values(model)
 
 

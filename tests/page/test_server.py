@@ -76,7 +76,9 @@ def test_the_events_tell_the_job_and_what_changes() -> None:
         assert next(message for message in told if "head" in message)["head"]["reported"] == {"loss": 0.5}
 
 
-def test_nothing_is_asked_of_the_coordinator_while_nobody_looks() -> None:
+def test_the_coordinator_is_asked_while_somebody_looks_and_logged_once_if_it_does_not_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     asked: list[int] = []
 
     async def source() -> Any:
@@ -87,21 +89,6 @@ def test_nothing_is_asked_of_the_coordinator_while_nobody_looks() -> None:
     try:
         httpx.get(page.url)
         assert asked == []
-        with httpx.stream("GET", page.url + "events"):
-            wait_until(lambda: bool(asked))
-    finally:
-        page.close()
-
-
-def test_a_coordinator_that_does_not_answer_is_asked_again_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    asked: list[int] = []
-
-    async def source() -> Any:
-        asked.append(1)
-        raise TimeoutError
-
-    page = PageServer("127.0.0.1", 0, source, Security.off())
-    try:
         with httpx.stream("GET", page.url + "events"):
             wait_until(lambda: len(asked) > 2)
     finally:
