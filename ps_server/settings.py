@@ -11,6 +11,7 @@ makes Limits of the values that the command gets. ``given_settings`` has those t
 from __future__ import annotations
 
 import enum
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import Field, field, fields
@@ -30,9 +31,21 @@ T = TypeVar("T", bound="DataclassInstance")
 
 _KEY = "setting"
 
+
+class Finite(click.FloatRange):
+    """A number in a range, neither NaN, which every range of click contains, nor infinite: no timer takes these."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As in click."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
 _TYPES: Mapping[type, click.ParamType[Any, Any]] = {
     int: click.IntRange(1),
-    float: click.FloatRange(0, min_open=True),
+    float: Finite(0, min_open=True),
     str: click.STRING,
     Path: click.Path(file_okay=False, path_type=Path),
 }

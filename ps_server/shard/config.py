@@ -24,7 +24,7 @@ from ps_server.failpoints import ENVIRONMENT, Failpoints
 from ps_server.limits import ShardLimits
 from ps_server.serving.grpc_server import check_free
 from ps_server.serving.metrics import MetricsConfig, parse_port
-from ps_server.settings import configured, setting
+from ps_server.settings import Finite, configured, setting
 from ps_server.shard.execution.watchdog import EXIT_STUCK
 from ps_server.shard.times import STUCK_SECONDS
 
@@ -104,7 +104,7 @@ class ShardConfig:
         STUCK_SECONDS,
         f"The process exits with code {EXIT_STUCK} when one task takes longer than this, plus one second for each "
         "10 MB it touches, so that a restart or a standby replaces it. 0: never.",
-        click.FloatRange(0),
+        Finite(0),
     )
     #: End when the job needs no shard any more.
     exit_when_finished: bool = False

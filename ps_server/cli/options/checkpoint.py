@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from ps_protocol.errors import ConfigError
-from ps_server.settings import configured, setting, settings_of
+from ps_server.settings import Finite, configured, setting, settings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class CheckpointConfig:
         show_default="no checkpoints",
     )
     seconds: float | None = setting(
-        None, "Interval of checkpoints.", click.FloatRange(1), name="checkpoint_seconds", show_default="no interval"
+        None, "Interval of checkpoints.", Finite(1), name="checkpoint_seconds", show_default="no interval"
     )
     keep: int = setting(3, "Number of checkpoints that are kept.", name="checkpoint_keep")
     full_every: int = setting(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 
 from ps_protocol.model.spec import DEFAULT_STALENESS, Consistency, Mode, StalePolicy
-from ps_server.settings import setting
+from ps_server.settings import Finite, setting
 
 MODES = click.Choice([mode.value for mode in Mode])
 
@@ -30,7 +30,7 @@ class ModeOptions:
     grace_seconds: float | None = setting(
         None,
         "sync with --backup: how long a step that could be applied waits for the missing gradients.  [default: 0]",
-        click.FloatRange(0),
+        Finite(0),
     )
     stale_policy: StalePolicy | None = setting(
         None,

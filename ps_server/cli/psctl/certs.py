@@ -10,6 +10,7 @@ from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_server.cli.options.common import clean_errors
 from ps_server.cli.options.security import job_option
 from ps_server.cli.psctl.output import echo
+from ps_server.settings import Finite
 
 _HELP = """Make certificates and tokens in DIR: an authority, a certificate for the coordinator, for each shard and for
 each role, and a file of tokens. Keys and tokens have mode 0600.
@@ -45,7 +46,7 @@ def certs() -> None:
 @job_option("Name of the job. PS_JOB.  [default: job]")
 @click.option(
     "--days",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     default=365.0,
     show_default=True,
     help="Days for which certificates are valid.",

@@ -11,6 +11,7 @@ import click
 from ps_protocol.cluster.scaling import ScaleProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output import echo, note, output_option, print_result
+from ps_server.settings import Finite
 
 _INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells report it."""
@@ -36,7 +37,7 @@ job that began with --workers MIN:MAX, or 0.
 @click.option("--shards", type=click.IntRange(1), metavar="M", help="Number of shards that shall store the models.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.0),
+    type=Finite(0.0),
     metavar="SECONDS",
     help="Longest time to wait.  [default: no limit]",
 )

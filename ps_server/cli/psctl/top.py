@@ -28,6 +28,7 @@ from ps_server.cli.psctl.output import echo, note
 from ps_server.glance.job import glance_of
 from ps_server.glance.terminal import NO_LIMIT, glance_view
 from ps_server.page.needs import check_libraries
+from ps_server.settings import Finite
 
 POINTS = 60
 """The points of each curve that are requested; a terminal shows a part of them."""
@@ -37,7 +38,7 @@ POINTS = 60
 @coordinator_option
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1),
+    type=Finite(0.1),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

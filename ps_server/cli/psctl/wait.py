@@ -13,6 +13,7 @@ from ps_protocol.client.admin import AwaitedState
 from ps_protocol.errors import InvalidRequest, NotReady
 from ps_server.cli.psctl.connection import client_of, coordinator_option
 from ps_server.cli.psctl.output import note
+from ps_server.settings import Finite
 
 TIMED_OUT = 1
 UNHEALTHY = 3
@@ -39,9 +40,7 @@ def _state(context: click.Context, parameter: click.Parameter, text: str) -> str
 
 @click.command("wait", help=_HELP)
 @click.option("--for", "state", required=True, callback=_state, metavar="finished|training|N-workers")
-@click.option(
-    "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Longest time to wait.  [default: no limit]"
-)
+@click.option("--timeout", type=Finite(0), metavar="SECONDS", help="Longest time to wait.  [default: no limit]")
 @coordinator_option
 def wait(coordinator: str, state: str, timeout: float | None) -> None:
     """Wait until the job is in a state."""

@@ -10,6 +10,7 @@ from ps_protocol.model.spec import Consistency
 from ps_server.cli.launcher import main as launcher
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.programs import Programs, Script
+from ps_server.cli.psctl import main as psctl
 from ps_server.coordinator import main as coordinator
 from ps_server.limits import JobLimits, ServerLimits, ShardLimits
 from ps_server.settings import given_settings, options, settings_of
@@ -115,3 +116,16 @@ def test_programs_of_ps_run_get_their_limits():
     coordinator_command = programs.command(ProcessName(ProcessRole.COORDINATOR, 0), "")
     assert shard_command[-2:] == ["--max-feeds", "4"]
     assert coordinator_command[-2:] == ["--max-models", "3"]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("program", [coordinator, shard, launcher, psctl], ids=lambda each: each.__name__)
+def test_no_option_takes_a_number_that_no_timer_takes(program, value):
+    commands = [program.main, *getattr(program.main, "commands", {}).values()]
+    numbers = [
+        each for command in commands for each in command.params if isinstance(each.type, click.types.FloatParamType)
+    ]
+    assert numbers
+    for each in numbers:
+        with pytest.raises(click.BadParameter):
+            each.type.convert(value, each, None)
