@@ -11,7 +11,7 @@ import torch
 import ps_worker
 from ps_protocol.cluster.view import Role
 from ps_protocol.model.spec import Consistency, Mode
-from tests.end_to_end.training import assert_bitwise, batches, loss_of, net, run_workers, values
+from tests.end_to_end.training import assert_bitwise, batches, loss_of, net, run_workers, train, values
 from tests.support.seeds import drawn_seed
 from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
@@ -45,12 +45,6 @@ class Clocks:
             self.live[rank] = False
 
 
-def step(model, optimizer, batch):
-    optimizer.zero_grad()
-    loss_of(model, batch).backward()
-    optimizer.step()
-
-
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_nobody_gets_more_than_s_steps_ahead_of_a_slow_worker_and_all_go_on_when_it_leaves(bound):
     seed = drawn_seed()
@@ -67,7 +61,7 @@ def test_nobody_gets_more_than_s_steps_ahead_of_a_slow_worker_and_all_go_on_when
         for batch in STEPS[:mine]:
             pause.wait(0.02 if cluster.rank == 2 else chance.random() * 0.002)
             clocks.about_to_push(cluster.rank)
-            step(model, optimizer, batch)
+            train(model, optimizer, [batch])
             clocks.answered(cluster.rank)
         clocks.gone(cluster.rank)
         if cluster.rank != 2:
@@ -97,7 +91,7 @@ def test_the_bound_may_be_changed_while_workers_wait_for_it():
             wait_until(lambda: len(ahead) == 9)
             return
         for batch in STEPS[:9]:
-            step(model, optimizer, batch)
+            train(model, optimizer, [batch])
             ahead.append(optimizer.last.clock)
 
     with running_job(1, 2, consistency=Consistency(Mode.SSP, staleness=2)) as job:
@@ -116,7 +110,7 @@ def test_the_mode_changes_in_the_middle_of_a_training_and_no_push_is_lost(mode):
             if cluster.rank == 0 and number in (10, 20):
                 chosen = others[number // 10 - 1]
                 cluster.set_mode(chosen, staleness=1 if chosen == "ssp" else 0)
-            step(model, optimizer, batch)
+            train(model, optimizer, [batch])
         cluster.barrier()
         optimizer.pull()
         return values(model)
@@ -131,12 +125,11 @@ def test_a_worker_that_dies_without_a_word_holds_the_others_for_one_lease_at_mos
     def work(cluster):
         model = net()
         optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.01)
-        step(model, optimizer, STEPS[0])
+        train(model, optimizer, STEPS[:1])
         if cluster.rank == 1:
             cluster._session._membership.close()  # silent from now on, as after kill -9
             return 0
-        for batch in STEPS[1:5]:
-            step(model, optimizer, batch)
+        train(model, optimizer, STEPS[1:5])
         return optimizer.version
 
     with running_job(1, 2, consistency=Consistency(Mode.SYNC), lease_seconds=2.0) as job:
@@ -153,7 +146,7 @@ def test_a_worker_that_raises_leaves_with_its_reason_and_the_others_go_on():
         for number, batch in enumerate(STEPS[:6]):
             if cluster.rank == 1 and number == 2:
                 raise ZeroDivisionError("a defect of the script")
-            step(model, optimizer, batch)
+            train(model, optimizer, [batch])
         return optimizer.version
 
     with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
@@ -222,8 +215,7 @@ def test_an_empty_loader_makes_no_step_and_ends_cleanly():
     def work(cluster):
         model = net()
         optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.01)
-        for batch in cluster.shard(torch.utils.data.DataLoader([])):
-            step(model, optimizer, batch)
+        train(model, optimizer, cluster.shard(torch.utils.data.DataLoader([])))
         return optimizer.version
 
     with running_job(1, 2) as job:
@@ -234,7 +226,7 @@ def test_a_shard_that_came_back_empty_is_not_filled_with_new_values_by_a_worker_
     with running_job(2, 1) as job:
         with job.cluster(rank=0) as cluster:
             model = net()
-            step(model, cluster.optimizer(torch.optim.SGD, model, lr=0.01), STEPS[0])
+            train(model, cluster.optimizer(torch.optim.SGD, model, lr=0.01), STEPS[:1])
         job.stop_shard(1)
         job.start_shard(1)
         wait_until(lambda: len(job.view.live(Role.SHARD)) == 2)

@@ -12,8 +12,6 @@ from ps_protocol.client.admin import AdminClient
 from ps_server.cli.options.common import clean_errors
 from ps_server.cli.psctl import main
 from tests.feed.following import FakeCoordinator, held
-from tests.shard.reshard.moving import job
-from tests.shard.reshard.test_table_moves import ADS, HERE, USERS, RowWorker, spec
 
 
 @contextmanager
@@ -24,18 +22,10 @@ def connected_to(coordinator: FakeCoordinator):
 
 
 @pytest.fixture
-def made(monkeypatch):
-    with job(spec(), HERE, tables=(ADS, USERS)) as running:
-        coordinator = FakeCoordinator(running)
-        monkeypatch.setattr("ps_server.cli.psctl.feed.connected", lambda address: connected_to(coordinator))
-        yield running
-
-
-@pytest.fixture
-def worker(made):
-    with_rows = RowWorker(made)
-    yield with_rows
-    with_rows.end()
+def made(made, monkeypatch):
+    coordinator = FakeCoordinator(made)
+    monkeypatch.setattr("ps_server.cli.psctl.feed.connected", lambda address: connected_to(coordinator))
+    return made
 
 
 def feed(*arguments: str):

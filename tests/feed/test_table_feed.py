@@ -28,19 +28,6 @@ from tests.shard.reshard.test_table_moves import (
 from tests.support.tables import load_rows
 
 
-@pytest.fixture
-def made():
-    with job(spec(), HERE, tables=(ADS, USERS)) as running:
-        yield running
-
-
-@pytest.fixture
-def worker(made):
-    with_rows = RowWorker(made)
-    yield with_rows
-    with_rows.end()
-
-
 def test_a_reader_gets_what_is_there_and_then_what_changes(made, worker):
     worker.train(2)
     changes, copy = iter(FakeCoordinator(made).feed()), TableCopy()

@@ -8,23 +8,18 @@ from contextlib import ExitStack
 import pytest
 
 from tests.recovery.cluster import Cluster
-from tests.recovery.zygote import Zygote, shared
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Zygote:
-    return shared()
+from tests.recovery.zygote import shared
 
 
 @pytest.fixture
-def launch(zygote, tmp_path) -> Iterator[Callable[..., Cluster]]:
+def launch(tmp_path) -> Iterator[Callable[..., Cluster]]:
     """``launch(shards, …)``: a running cluster; arguments as ``Cluster``'s."""
     with ExitStack() as exits:
 
         def launch(shards: int = 1, *, start: bool = True, **options: object) -> Cluster:
             folder = tmp_path / f"cluster-{len(list(tmp_path.iterdir()))}"
             folder.mkdir()
-            cluster = Cluster(zygote, folder, shards, **options)
+            cluster = Cluster(shared(), folder, shards, **options)
             exits.callback(cluster.close)
             if start:
                 cluster.start()

@@ -87,6 +87,15 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_job(tmp_path):
         JobTrace(tmp_path / "file" / "traces")
 
 
+def test_workers_learn_their_place_and_share_the_cores_unless_the_user_sets_threads():
+    programs = Programs(Script(("python", "train.py")), Consistency(), 1, 2, cores=5)
+    worker = programs.environment(ProcessName(ProcessRole.WORKER, 1), "127.0.0.1:9", {})
+    place = {"PS_COORDINATOR": "127.0.0.1:9", "PS_ROLE": "worker", "PS_RANK": "1", "OMP_NUM_THREADS": "2"}
+    assert place.items() <= worker.items()
+    own = programs.environment(ProcessName(ProcessRole.WORKER, 1), "127.0.0.1:9", {"OMP_NUM_THREADS": "77"})
+    assert own["OMP_NUM_THREADS"] == "77"
+
+
 def test_workers_get_the_folders_that_ps_run_was_given(tmp_path):
     programs = Programs(
         Script(("python", "train.py")), Consistency(), 1, 1, 1, trace=tmp_path / "a", tensorboard=tmp_path / "b"

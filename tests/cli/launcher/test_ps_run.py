@@ -178,19 +178,6 @@ def test_the_log_folder_gets_every_process_in_a_file_of_its_own(job):
     assert (job.folder / "logs" / "coordinator.log").read_text() == "stopped\n"
 
 
-def test_workers_learn_their_place_and_share_the_cores(job, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    names = ("PS_COORDINATOR", "PS_ROLE", "PS_RANK", "OMP_NUM_THREADS")
-    done = job.interpreted("--workers", "2", script=f"print([os.environ[k] for k in {names}])")
-    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
-    assert str(["127.0.0.1:9", "worker", "1", threads]) in done.stdout
-
-
-def test_the_users_own_number_of_threads_is_kept(job):
-    done = job.run(script="print(os.environ['OMP_NUM_THREADS'])", OMP_NUM_THREADS="77")
-    assert "worker 0    | 77\n" in done.stdout
-
-
 def test_a_module_runs_as_python_would_run_it(job):
     (job.folder / "package").mkdir()
     (job.folder / "package" / "train.py").write_text("import sys; print(__name__, sys.argv[1:])")

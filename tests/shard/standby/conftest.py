@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from tests.recovery.cluster import LEASE_SECONDS
-from tests.recovery.conftest import launch, zygote  # noqa: F401
+from tests.recovery.conftest import launch  # noqa: F401
 from tests.shard.standby.pair import Pair
 
 
