@@ -30,20 +30,6 @@ def worker(rank: int) -> JoinRequest:
 SHORT = ClusterSettings(lease_seconds=0.3, heartbeat_seconds=0.1)
 
 
-def test_a_silent_member_leaves_the_view_while_another_keeps_its_lease() -> None:
-    async def body(driver: Driver) -> None:
-        driver.join(worker(0))
-        alive = driver.join(worker(1)).member
-        async for view in driver.views(0):
-            if view.members == (alive,):
-                return
-            while driver.status().view is view:
-                driver.heartbeat(alive.role, alive.index, alive.incarnation, MemberStats())
-                await asyncio.sleep(0.02)
-
-    driven(body, SHORT)
-
-
 def test_a_parked_barrier_opens_when_the_lease_of_the_missing_worker_ends() -> None:
     async def body(driver: Driver) -> None:
         driver.join(JoinRequest(Role.SHARD, 0, "host:1", "shard"))

@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.exchange import MAX_PAYLOAD_BYTES, ExchangeKey
 from ps_protocol.cluster.view import JoinRequest, Member, Role
 from ps_protocol.errors import DamagedData, Fenced, InvalidRequest, Unavailable
@@ -23,7 +22,7 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.persistence.cluster_records import from_rows
 from ps_server.coordinator.settings import ClusterSettings
 from tests.coordinator.persistence.test_driver_journal import SHARD, CountingJournal, driven, worker
-from tests.support.coordinators import connected, running_coordinator
+from tests.support.coordinators import connected
 
 KEY = ExchangeKey("loss", 0)
 
@@ -139,15 +138,3 @@ def test_over_the_wire_with_refusals_of_others_than_live_workers() -> None:
             )
             with pytest.raises(grpc.RpcError, match="wait_seconds is not a valid time"):
                 CoordinatorStub(channel).Exchange(request, timeout=60)
-
-
-def test_a_coordinator_that_is_started_again_in_the_middle_gets_the_payloads_again(tmp_path: Path) -> None:
-    settings = ClusterSettings(expected_workers=2, lease_seconds=60.0)
-    with running_coordinator(settings, tmp_path) as coordinator, CoordinatorClient(coordinator.address) as client:
-        client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:1"), "shard")
-        a, b = (client.join(JoinRequest(Role.WORKER, rank), f"worker {rank}").member for rank in range(2))
-        assert not client.exchange(a, KEY, b"a").complete
-        coordinator.stop()
-        coordinator.start()
-        assert not client.exchange(b, KEY, b"b", timeout_seconds=30.0).complete
-        assert client.exchange(a, KEY, b"a").payloads == {0: b"a", 1: b"b"}

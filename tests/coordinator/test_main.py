@@ -2,7 +2,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -218,17 +217,6 @@ def test_the_process_serves_writes_its_ready_file_and_stops_cleanly_on_a_signal(
             assert child.wait(60) == 0
         assert ready.read_text().strip() == address
         assert "Traceback" not in child.stderr.read()
-
-
-def test_a_port_in_use_ends_the_process_with_code_2_and_one_line() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with process("--port", str(taken.getsockname()[1])) as child:
-            _, output = child.communicate(timeout=60)
-    assert child.returncode == 2
-    assert output.startswith("Error: cannot listen on 127.0.0.1:")
-    assert len(output.splitlines()) == 1
 
 
 def refused(*arguments: str) -> str:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -15,7 +14,6 @@ from ps_protocol.cluster.view import JoinRequest, LogCounts, Member, MemberStats
 from ps_protocol.errors import (
     Fenced,
     InvalidRequest,
-    ModelMismatch,
     ProtocolVersionMismatch,
     UnknownModel,
     UnknownShard,
@@ -57,12 +55,6 @@ def test_a_join_tells_place_lease_and_seed(client: CoordinatorClient) -> None:
         client.join(JoinRequest(Role.SHARD, 2, "127.0.0.1:1"), "b")
 
 
-def test_a_shard_that_is_to_be_added_makes_the_job_larger(client: CoordinatorClient) -> None:
-    joined = client.join(JoinRequest(Role.SHARD, 2, "127.0.0.1:1", add=True), "b")
-    view = client.get_status().view
-    assert (joined.member.index, view.expected_shards, view.spare) == (2, 3, {2})
-
-
 def test_a_heartbeat_carries_statistics_into_the_status(client: CoordinatorClient) -> None:
     member = worker(client, 0)
     stats = MemberStats(
@@ -94,14 +86,6 @@ def test_a_heartbeat_is_told_when_the_next_one_is_due(
     assert client.heartbeat(member, MemberStats()).next_seconds == 2.0
 
 
-def test_a_left_member_is_fenced(client: CoordinatorClient) -> None:
-    member = worker(client, 0)
-    client.leave(member)
-    client.leave(member)
-    with pytest.raises(Fenced, match="left"):
-        client.heartbeat(member, MemberStats())
-
-
 def test_a_watch_shows_the_cluster_now_and_after_every_change(client: CoordinatorClient) -> None:
     member = worker(client, 1)
     stream = client.watch()
@@ -122,18 +106,6 @@ def test_a_watch_with_the_present_revision_waits_for_the_next_one(client: Coordi
     stream.cancel()
 
 
-def test_a_watch_follows_members_that_come_and_go(client: CoordinatorClient) -> None:
-    placed, (first, second) = shards(client), (worker(client, 0), worker(client, 1))
-    stream = client.watch()
-    views = iter(stream)
-    assert next(views).members == (*placed, first, second)
-    client.leave(first)
-    assert next(views).members == (*placed, second)
-    again = client.join(JoinRequest(Role.WORKER, 0), "another").member
-    assert next(views).members == (*placed, again, second)
-    stream.cancel()
-
-
 def test_a_view_and_a_shard_map_arrive_as_they_were_sent(client: CoordinatorClient) -> None:
     members = (*shards(client), worker(client, 0), worker(client, 1))
     shard_map = client.declare_model(members[2], SPEC)
@@ -144,25 +116,6 @@ def test_a_view_and_a_shard_map_arrive_as_they_were_sent(client: CoordinatorClie
     assert view.members == members
     assert (view.models, view.expected_shards, view.expected_workers) == ({"net": 1}, 2, 2)
     assert (view.started, view.finished) == (True, False)
-
-
-def test_a_mismatch_reaches_the_client_whole(client: CoordinatorClient) -> None:
-    shards(client)
-    client.declare_model(worker(client, 0), SPEC)
-    other = replace(SPEC, optimizer="torch.optim.Adam", variables=(replace(SPEC.variables[0], shape=(7, 4)),))
-    with pytest.raises(ModelMismatch) as caught:
-        client.declare_model(worker(client, 1), other)
-    text = str(caught.value)
-    for part in ("Adam instead of torch.optim.SGD", "'mean' is missing", "shape (7, 4) instead of (1000, 4)", "remedy"):
-        assert part in text
-
-
-def test_a_mismatch_with_very_long_names_still_reaches_the_client(client: CoordinatorClient) -> None:
-    shards(client)
-    long = tuple(Variable(f"слой{i}." * 100, (2,), DType.FLOAT32) for i in range(100))
-    client.declare_model(worker(client, 0), replace(SPEC, variables=long))
-    with pytest.raises(ModelMismatch, match="100 differences"):
-        client.declare_model(worker(client, 1), replace(SPEC, variables=tuple(replace(v, shape=(3,)) for v in long)))
 
 
 def test_other_errors_keep_their_type_and_fields(client: CoordinatorClient) -> None:

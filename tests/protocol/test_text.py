@@ -1,14 +1,10 @@
 """Text from outside cannot speak to a terminal, wherever it enters."""
 
-import logging
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.cluster.view import MemberStats
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.logs import LineFormatter
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert import cluster as convert
@@ -47,13 +43,6 @@ def test_characters_to_keep_are_kept():
     assert printable("one\ntwo\x1b", keep="\n") == "one\ntwo\\x1b"
 
 
-def test_metric_names_and_transports_are_escaped_where_they_enter():
-    message = convert.STATS.to_pb(MemberStats(metrics={CLEARS_SCREEN: 1.0}, transport="shm\x07"))
-    stats = convert.STATS.from_pb(message)
-    assert stats.metrics == {"loss\\x1b[2J": 1.0}
-    assert stats.transport == "shm\\x07"
-
-
 def test_status_names_addresses_and_ends_are_escaped_where_they_enter():
     told = pb.ClusterStatus(
         view=pb.ClusterView(consistency=pb.ClusterView().consistency, moving="x\x1b"),
@@ -70,19 +59,3 @@ def test_an_error_of_another_process_keeps_its_lines_and_nothing_else():
     detail = to_detail(InvalidRequest("two\nlines\x1b", variable="w\r", remedy="r\x07"))
     error = from_detail(detail)
     assert (error.message, error.variable, error.remedy) == ("two\nlines\\x1b", "w\\r", "r\\x07")
-
-
-def test_a_record_of_the_log_is_one_line_also_with_text_from_outside():
-    record = logging.LogRecord("ps", logging.INFO, "", 0, "worker 0 left: %s", ("x\nERROR forged\x1b[2J",), None)
-    assert LineFormatter("%(levelname)s %(message)s").format(record) == ("INFO worker 0 left: x\\nERROR forged\\x1b[2J")
-
-
-def test_a_traceback_in_the_log_keeps_its_lines_indented_below_its_record():
-    try:
-        raise ValueError("bad\nERROR forged\x1b")
-    except ValueError as error:
-        record = logging.LogRecord("ps", logging.ERROR, "", 0, "failed", (), (ValueError, error, error.__traceback__))
-    first, *rest = LineFormatter("%(levelname)s %(message)s").format(record).split("\n")
-    assert first == "ERROR failed"
-    assert len(rest) > 3
-    assert all(line.startswith("  ") and line.isprintable() for line in rest)

@@ -179,13 +179,6 @@ def test_a_shard_that_was_calm_for_days_is_hot_after_five_minutes() -> None:
     assert policy.decide(shards(9 * MB, 1 * MB), 2 * DAY + LONGEST_HOLD_SECONDS + 1.0)
 
 
-def test_a_queue_that_is_long_for_a_moment_is_no_reason() -> None:
-    watched = Watched(rebalance=True)
-    for _ in range(10):
-        assert not watched.see(HOLD_SECONDS - 1, queues(9.0, 0.0))
-        assert not watched.see(1, queues(0.0, 0.0))
-
-
 def test_traffic_and_queue_are_told_each() -> None:
     both = replace(shards(9 * MB, 1 * MB), queued_pushes={0: 2.0}, queued_bytes={0: 8 * MB})
     watched = Watched()

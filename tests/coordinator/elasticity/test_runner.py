@@ -12,9 +12,8 @@ from ps_protocol.errors import Unavailable
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.policy import ElasticSettings
 from ps_server.coordinator.elasticity.runner import ElasticityRunner, look_of
-from ps_server.coordinator.placement.move_plan import MoveRequest
 from tests.coordinator.cluster import Cluster
-from tests.coordinator.moving_job import SLICE_BYTES, Job, played
+from tests.coordinator.moving_job import Job, played
 
 
 class FakeEngine:
@@ -96,15 +95,6 @@ def test_a_move_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         beat(job.driver, Role.SHARD, 1, bytes_per_second=1e6)
         await look_for(runner, now, 32)
         assert texts(job.driver)[-1] == "moving from shard 0 has failed: slices are being moved already"
-
-    played(body)
-
-
-def test_a_part_of_a_shard_moves_in_batches_and_only_once() -> None:
-    async def body(job: Job) -> None:
-        progress = await job.reshard(MoveRequest(relieve=0, to=(1,), part=0.5), SLICE_BYTES)
-        assert [each.batches for each in progress] == [0, 1, 2]
-        assert job.held == [2, 6, 0]
 
     played(body)
 

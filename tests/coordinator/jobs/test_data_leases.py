@@ -70,12 +70,6 @@ def test_an_epoch_is_done_when_all_of_it_was_reported_and_not_when_it_was_leased
     assert first.lease().done
 
 
-def test_the_next_epoch_starts_from_the_beginning(first: Worker) -> None:
-    first.lease(lease_items=LENGTH)
-    assert first.lease((0, LENGTH)).done
-    assert first.lease(epoch=1) == LeaseAnswer(Span(0, 10), 1)
-
-
 def test_epochs_that_were_finished_are_done_at_once_for_who_joins(first: Worker, second: Worker) -> None:
     for epoch in range(3):
         first.lease(epoch=epoch, lease_items=LENGTH)
@@ -111,12 +105,6 @@ def test_a_join_of_another_worker_changes_no_lease(leases: DataLeases, first: Wo
     first.lease()
     assert leases.members({0: 100, 1: 101, 2: 102}).reason == ""
     assert second.lease().span == Span(10, 20)
-
-
-def test_a_repeated_request_gets_the_same_range(first: Worker) -> None:
-    ask = first.ask()
-    assert [first.tell(ask).span for _ in range(3)] == [Span(0, 10)] * 3
-    assert first.lease().span == Span(10, 20)
 
 
 def test_a_repeated_report_counts_once_also_when_it_ended_the_epoch(first: Worker) -> None:

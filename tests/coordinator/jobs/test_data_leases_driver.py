@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
 from ps_protocol.cluster.view import JoinRequest, Member, MemberStats, Role
 from ps_protocol.errors import Unavailable
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.settings import ClusterSettings
 
 LENGTH = 10
@@ -96,19 +94,3 @@ def test_closing_ends_parked_requests() -> None:
             await parked
 
     asyncio.run(run())
-
-
-def test_a_lease_is_on_disk_before_it_is_told(tmp_path: Path) -> None:
-    async def once(lives: int) -> LeaseAnswer:
-        journal = Journal.open(tmp_path)
-        try:
-            driver = Driver(ClusterSettings(), journal=journal)
-            member = join(driver, 0)
-            for sequence in range(1, lives + 1):
-                answer = await lease(driver, member, ask(sequence, items=3))
-            return answer
-        finally:
-            journal.close()
-
-    assert asyncio.run(once(1)).span == Span(0, 3)
-    assert asyncio.run(once(2)).span == Span(3, 6)

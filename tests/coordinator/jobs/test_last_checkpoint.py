@@ -59,6 +59,17 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "prune", lambda *of: [])
 
 
+async def finished(folder: Path, *outcomes: PsError | None) -> Job:
+    """A job that is stopped when it has settled after its end."""
+    job = Job(folder, *outcomes)
+    running = asyncio.create_task(job.run())
+    job.is_now(FINISHED)
+    await until(lambda: job.attempts and job.settled)
+    job.stop()
+    await running
+    return job
+
+
 def run(test: Any) -> None:
     asyncio.run(asyncio.wait_for(test, 60.0))
 
@@ -74,22 +85,13 @@ def test_a_job_that_is_stopped_and_cannot_be_saved_says_why(tmp_path: Path) -> N
 
 
 def test_after_a_failure_at_the_end_of_the_job_there_is_another_attempt_at_the_stop(tmp_path: Path) -> None:
-    async def test(*outcomes: PsError | None) -> Job:
-        job = Job(tmp_path, *outcomes)
-        running = asyncio.create_task(job.run())
-        job.is_now(FINISHED)
-        await until(lambda: job.attempts == 1 and job.settled)
-        job.stop()
-        await running
-        return job
-
     async def tests() -> None:
-        job = await test(FULL)
+        job = await finished(tmp_path, FULL)
         assert (job.attempts, job.unsaved) == (2, None)
-        job = await test(FULL, FULL)
+        job = await finished(tmp_path, FULL, FULL)
         assert (job.attempts, job.unsaved) == (2, FULL)
         # One that was written is enough.
-        job = await test()
+        job = await finished(tmp_path)
         assert (job.attempts, job.unsaved) == (1, None)
 
     run(tests())
@@ -100,21 +102,12 @@ def test_a_shard_that_is_away_at_the_end_of_the_job_is_waited_for(
 ) -> None:
     away = Unavailable("shard 0 does not answer")
 
-    async def test(*outcomes: PsError | None) -> Job:
-        job = Job(tmp_path, *outcomes)
-        running = asyncio.create_task(job.run())
-        job.is_now(FINISHED)
-        await until(lambda: job.settled)
-        job.stop()
-        await running
-        return job
-
     async def tests() -> None:
-        job = await test(away, NotReady("a shard is missing"), None)
+        job = await finished(tmp_path, away, NotReady("a shard is missing"), None)
         assert (job.attempts, job.unsaved) == (3, None)
         # For a while; then there is the attempt at the stop.
         monkeypatch.setattr("ps_server.coordinator.times.LAST_CHECKPOINT_SECONDS", 0.0)
-        job = await test(away, away)
+        job = await finished(tmp_path, away, away)
         assert (job.attempts, job.unsaved) == (2, away)
 
     run(tests())

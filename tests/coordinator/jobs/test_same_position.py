@@ -3,7 +3,6 @@
 import pytest
 
 from ps_protocol.cluster.model_status import ModelPosition
-from ps_protocol.wire.convert.shard import POSITION
 from ps_server.coordinator.jobs.quiesce import QuiesceLost, check_same_position
 
 APPLIED = ModelPosition("model", {(0, 5): 3, (1, 6): 2}, 1, 4)
@@ -17,7 +16,3 @@ def test_a_push_that_is_held_here_and_applied_there_is_no_one_point():
 
 def test_shards_that_hold_the_same_pushes_are_at_one_point():
     check_same_position([[HELD], [HELD], [ModelPosition("other", {})]])
-
-
-def test_what_is_held_is_on_the_wire():
-    assert POSITION.all_from_pb(POSITION.all_to_pb([APPLIED, HELD])) == (APPLIED, HELD)

@@ -60,13 +60,6 @@ def test_a_replaced_worker_has_to_arrive_again() -> None:
     assert c.arrive(again)
 
 
-def test_a_worker_that_joins_is_waited_for() -> None:
-    c, (a,) = started(1)
-    late = c.worker()
-    assert not c.arrive(a)
-    assert c.arrive(late)
-
-
 def test_a_barrier_waits_for_expected_workers_that_have_not_joined_yet() -> None:
     c = Cluster(expected_workers=2)
     c.shard()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ps_protocol.cluster.view import Joined
-from ps_protocol.errors import InvalidRequest, PlaceTaken
 from ps_server.coordinator.persistence.cluster_records import changed_rows, from_rows
 from ps_server.coordinator.state import ClusterState
 from tests.coordinator.cluster import Cluster
@@ -67,17 +66,6 @@ def test_a_worker_that_was_done_is_not_waited_for_again() -> None:
     assert c.state.view.started
     lose(c, c.worker(0), c.worker(1))
     c.worker(1)
-    assert not c.state.view.started
-
-
-def test_a_worker_beyond_the_expected_ones_is_refused() -> None:
-    c, joined = running()
-    with pytest.raises(PlaceTaken, match=r"the job has at most 2 workers, and all of them are live.*--workers 0"):
-        c.worker()
-    with pytest.raises(InvalidRequest, match=r"there is no rank 5; expected: a rank from 0 to 1.*PS_RANK"):
-        c.worker(5)
-    lose(c, *joined)
-    c.worker(0)
     assert not c.state.view.started
 
 

@@ -14,15 +14,6 @@ def keeping(c: Cluster, state: int = 0) -> Joined:
     return joined
 
 
-def test_a_shard_started_again_takes_its_place_with_the_state_it_wrote() -> None:
-    c = Cluster()
-    first = keeping(c)
-    again = c.shard(state=first.member.incarnation)
-    assert again.member.incarnation > first.member.incarnation
-    with pytest.raises(Fenced, match="took its place"):
-        c.heartbeat(first)
-
-
 def test_a_shard_killed_before_it_wrote_under_its_new_incarnation_still_has_the_newest_state() -> None:
     c = Cluster()
     first = keeping(c)

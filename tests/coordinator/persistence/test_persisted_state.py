@@ -62,13 +62,6 @@ def test_members_keep_their_places_and_nobody_joins_again() -> None:
     assert again.declare(worker) == c.state.placement.shard_map("net")
 
 
-def test_a_join_whose_answer_was_lost_gets_it_after_the_restart() -> None:
-    c = Cluster()
-    first = c.worker(token="mine")
-    c.worker()
-    assert restarted(c).worker(token="mine") == first
-
-
 def test_members_have_a_whole_lease_from_the_restart_by_the_length_they_were_told() -> None:
     c = Cluster(lease_seconds=5.0)
     c.worker()
@@ -99,13 +92,6 @@ def test_the_fenced_stay_fenced_and_are_told_why() -> None:
         restarted(c).heartbeat(old)
 
 
-def test_leaving_again_after_the_restart_is_harmless() -> None:
-    c = Cluster()
-    worker = c.worker()
-    c.leave(worker)
-    assert restarted(c).leave(worker) == ""
-
-
 def test_a_barrier_waits_for_all_again_and_one_that_has_opened_stays_open() -> None:
     c, _, a = running()
     b = c.worker()
@@ -125,21 +111,6 @@ def test_who_had_been_there_before_the_start_still_counts() -> None:
     assert not again.state.view.started
     again.worker(1)
     assert again.state.view.started
-
-
-def test_the_newest_state_of_a_place_is_known_again() -> None:
-    c = Cluster()
-    first = c.shard()
-    c.keep(first)
-    c.keep(c.shard(state=first.member.incarnation))
-    with pytest.raises(Fenced, match="newer state"):
-        restarted(c).shard(state=first.member.incarnation)
-
-
-def test_the_mode_of_the_job_outlives_the_settings_it_began_with() -> None:
-    c = Cluster()
-    c.state.set_consistency(Consistency(Mode.SSP, 7))
-    assert restarted(c).state.view.consistency == Consistency(Mode.SSP, 7)
 
 
 def test_after_the_end_of_a_job_a_new_run_waits_for_all_again_and_keeps_models_phase_and_counts() -> None:

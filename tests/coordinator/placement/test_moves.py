@@ -66,16 +66,6 @@ def test_a_drained_shard_holds_nothing_and_is_spare_and_nothing_is_left_to_do_th
     played(body)
 
 
-def test_one_variable_moves_alone() -> None:
-    async def body(job: Job) -> None:
-        where = {s.variable: s.shard for s in job.driver.shard_map("net").slices}
-        await job.reshard(MoveRequest(to=(2,), model="net", variable="v3"))
-        assert {s.variable: s.shard for s in job.driver.shard_map("net").slices} == where | {3: 2}
-        assert job.driver.view.spare == frozenset()
-
-    played(body)
-
-
 @pytest.mark.parametrize("method", ["Pause", "CatchUp", "StageReshard"])
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_step_that_fails_leaves_all_as_it_was_and_the_next_try_makes_it(method: str, number: int) -> None:

@@ -1,7 +1,6 @@
 """A coordinator that comes back from its journal: its members go on as if it had never been away."""
 
 import os
-import queue
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import pytest
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.view import ClusterView, JoinRequest, MemberStats, Role
+from ps_protocol.cluster.view import JoinRequest, MemberStats, Role
 from ps_protocol.errors import Fenced
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import TestCoordinator, running_coordinator
@@ -65,26 +64,6 @@ def wait_until_heard(client: CoordinatorClient, *members: Membership) -> None:
             waiting -= {m.member} if m.stats.steps else set()
 
 
-def test_members_are_not_fenced_and_see_the_next_change(coordinator: TestCoordinator) -> None:
-    with member(coordinator.address, shard()) as s, member(coordinator.address) as w:
-        for m in (s, w):
-            m.set_stats(lambda: MemberStats(steps=1))
-        before = w.view
-        seen: queue.SimpleQueue[ClusterView] = queue.SimpleQueue()
-        w.subscribe(seen.put)
-        assert seen.get(timeout=WAIT) == before
-        coordinator.stop()
-        start_later(coordinator)
-        with CoordinatorClient(coordinator.address) as client:
-            wait_until_heard(client, s, w)
-        with member(coordinator.address) as newcomer:
-            assert newcomer.member.incarnation > w.member.incarnation
-            view = seen.get(timeout=WAIT)
-            assert newcomer.member in view.members
-            assert view.revision > before.revision
-        s.check(), w.check()
-
-
 def test_workers_parked_at_a_barrier_pass_it_after_the_coordinator_was_away(coordinator: TestCoordinator) -> None:
     with CoordinatorClient(coordinator.address) as client, ThreadPoolExecutor(1) as pool:
         client.join(shard(), "shard")
@@ -96,29 +75,6 @@ def test_workers_parked_at_a_barrier_pass_it_after_the_coordinator_was_away(coor
         start_later(coordinator)
         assert client.barrier(b, 0, 30.0).released
         assert parked.result(WAIT).released
-
-
-def test_a_place_lost_before_the_restart_stays_lost(coordinator: TestCoordinator) -> None:
-    with CoordinatorClient(coordinator.address) as client:
-        old = client.join(JoinRequest(Role.WORKER, 0), "old").member
-        client.join(JoinRequest(Role.WORKER, 0, take_over=True), "new")
-        coordinator.stop()
-        start_later(coordinator)
-        with pytest.raises(Fenced, match="took its place"):
-            client.leave(old)
-
-
-def test_an_old_primary_is_refused_once_the_new_one_has_announced_its_state(coordinator: TestCoordinator) -> None:
-    address = coordinator.address
-    with member(address, shard()) as primary:
-        primary.announce_state(WAIT)
-        with member(address, shard(primary.member.incarnation)) as standby:
-            standby.announce_state(WAIT)
-            coordinator.stop()
-            start_later(coordinator)
-            with CoordinatorClient(address) as client, pytest.raises(Fenced, match="newer state elsewhere"):
-                Membership.join(client, shard(primary.member.incarnation), WAIT)
-            standby.check()
 
 
 def test_announcing_waits_for_a_coordinator_that_is_away(coordinator: TestCoordinator) -> None:

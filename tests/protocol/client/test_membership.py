@@ -72,16 +72,6 @@ def test_members_see_each_other_come_and_go(coordinator: TestCoordinator) -> Non
         assert view.members == (first.member,)
 
 
-def test_heartbeats_keep_the_lease_and_silence_ends_it() -> None:
-    settings = ClusterSettings(lease_seconds=2.0, heartbeat_seconds=0.05)
-    with running_coordinator(settings) as coordinator, member(coordinator.address) as alive:
-        with member(coordinator.address) as silent:
-            alive.wait_for(lambda view: silent.member in view.members, WAIT)
-            silent.close()
-            alive.wait_for(lambda view: silent.member not in view.members, WAIT)
-        alive.check()
-
-
 def test_statistics_that_never_come_cost_no_lease() -> None:
     settings = ClusterSettings(lease_seconds=2.0, heartbeat_seconds=0.05)
     release = threading.Event()
@@ -329,16 +319,6 @@ def test_leaving_tells_the_last_numbers_and_what_has_left_has_no_rates(coordinat
 
 
 # Interruption
-
-
-def test_a_call_is_repeated_until_the_coordinator_is_back(coordinator: TestCoordinator) -> None:
-    with CoordinatorClient(coordinator.address) as client:
-        client.get_status()
-        coordinator.disconnect()
-        timer = threading.Timer(0.3, coordinator.reconnect)
-        timer.start()
-        assert client.get_status(WAIT).view.expected_shards == 1
-        timer.join()
 
 
 def test_a_barrier_outlives_a_break_of_the_connection(coordinator: TestCoordinator) -> None:

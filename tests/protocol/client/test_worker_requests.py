@@ -127,10 +127,7 @@ OF_A_LATER_VERSION = pb.WorkerRequest(lost=[pb.LostServer(role=77)])
         ([asked(0), *[GONE] * 9, asked(1, 3)], [(3,)]),
         ([REFUSED, REFUSED, asked(1, 0), REFUSED], ["PermissionDenied", (0,), "PermissionDenied"]),
         ([asked(1, 2), asked(1, 2), asked(2, 2), asked(0), asked(1, 5)], [(2,), (2,), (5,)]),
-        (
-            [OF_A_LATER_VERSION, LOST, asked(0)],
-            ["InvalidRequest", (LostServer(Role.SHARD, 1, "", 77, "its lease ended"),)],
-        ),
+        ([OF_A_LATER_VERSION, LOST, asked(0)], ["InvalidRequest", (LOST_SERVER,)]),
     ],
 )
 def test_errors_are_told_once_until_the_coordinator_answers(

@@ -86,16 +86,6 @@ def test_a_closed_channel_opens_no_other(served):
         stub.Check(CHECK, timeout=60)
 
 
-def test_an_asynchronous_channel_shows_its_credentials_too(served):
-    address, files, loop = served
-
-    async def check() -> int:
-        async with open_async_channel(address, files.security("client", AccessRole.VIEWER)) as channel:
-            return (await health_pb2_grpc.HealthStub(channel).Check(CHECK, timeout=60)).status
-
-    assert loop.run(check()) == SERVING
-
-
 def test_an_asynchronous_channel_connects_again_with_new_files(served):
     address, files, loop = served
 

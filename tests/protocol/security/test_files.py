@@ -1,6 +1,5 @@
 """What is wrong with a file of security is said at the start, by its name; a file that is replaced is read again."""
 
-import logging
 import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -131,21 +130,6 @@ def test_a_token_is_found_by_its_secret_alone(tmp_path):
     assert file.find(f"{SECRET[::-1]}:x").name == "b"
     assert [file.find(wrong) for wrong in ("", SECRET[:-1], SECRET + "0", "a", "\udc80é")] == [None] * 5
     assert SECRET not in repr(file.tokens)
-
-
-def test_tokens_are_read_again_when_their_file_is_replaced_and_the_old_ones_are_gone(tmp_path):
-    file = TokenFile(path := token_file(tmp_path / "tokens", f"admin:a:{SECRET}\n"))
-    token_file(path, f"admin:b:{SECRET[::-1]}\n")
-    assert file.find(SECRET) is None
-    assert file.find(SECRET[::-1]).name == "b"
-
-
-def test_a_replacement_that_is_wrong_is_logged_once_and_the_tokens_before_stay(tmp_path, caplog):
-    file = TokenFile(path := token_file(tmp_path / "tokens", f"admin:a:{SECRET}\n"))
-    token_file(path, "nothing\n")
-    with caplog.at_level(logging.ERROR):
-        assert [file.find(SECRET).name for _ in range(3)] == ["a"] * 3
-    assert len([record for record in caplog.records if str(path) in record.getMessage()]) == 1
 
 
 @pytest.mark.parametrize(
@@ -308,19 +292,6 @@ def test_replaced_tokens_keep_the_ones_before_when_told(tmp_path):
     assert all(file.find(secret) for secret in before)
     folder.replace_tokens()
     assert not any(file.find(secret) for secret in before)
-
-
-def test_a_file_is_taken_once_by_many_threads(tmp_path):
-    path, loads = tmp_path / "file", []
-    path.write_text("1")
-    watched = WatchedFiles([path], lambda: loads.append(1))
-    path.write_text("22")
-    threads = [threading.Thread(target=watched.current) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(loads) == 2
 
 
 def test_a_thread_that_asks_while_another_one_loads_gets_what_is_loaded(tmp_path):

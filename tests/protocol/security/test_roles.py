@@ -54,7 +54,7 @@ def test_members_of_every_kind_can_join():
     assert set(JOINING) == set(Role)
 
 
-class Reached:
+class Reached(grpc.GenericRpcHandler):
     """Answers every method with nothing, and notes that it was reached."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Reac
 
         async def start() -> tuple[grpc.aio.Server, str]:
             server = new_server([authorization])
-            server.add_generic_rpc_handlers((Generic(reached),))
+            server.add_generic_rpc_handlers((reached,))
             port = listen(server, "127.0.0.1:0", security)
             await server.start()
             return server, f"127.0.0.1:{port}"
@@ -105,14 +105,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Reac
             yield address, reached, authorization, signer
         finally:
             loop.run(stop())
-
-
-class Generic(grpc.GenericRpcHandler):
-    def __init__(self, reached: Reached) -> None:
-        self._reached = reached
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self._reached.service(details)
 
 
 def call(channel: grpc.Channel, name: str, metadata: tuple[tuple[str, str | bytes], ...]) -> PsError | None:

@@ -63,13 +63,6 @@ def test_what_comes_back_is_within_the_error_that_the_codec_states(wire, source)
 
 @EVERY_CODEC
 @relaxed
-@given(values())
-def test_finite_values_stay_finite(wire, source):
-    assert np.isfinite(decoded(wire, encoded(wire, source), source)).all()
-
-
-@EVERY_CODEC
-@relaxed
 @given(values(finite=False))
 def test_a_value_that_is_not_finite_is_not_hidden(wire, source):
     back = decoded(wire, encoded(wire, source), source)
