@@ -95,13 +95,6 @@ def test_several_tables_come_back_with_waiting_ids_and_counters(tmp_path: Path, 
     assert same(restored.contents(), job.contents())
 
 
-def test_a_table_nobody_used_comes_back_empty(tmp_path: Path) -> None:
-    job = TableJob.of(table_spec())
-    checkpoint = job.save(tmp_path)
-    checkpoint.verify()
-    assert same(TableJob.restored(checkpoint, 3).contents(), job.contents())
-
-
 def test_columns_larger_than_a_checksum_are_cut_and_joined_anywhere(tmp_path: Path) -> None:
     job = TableJob.of(table_spec(dim=7))
     job.push(np.arange(60_000))

@@ -271,13 +271,6 @@ def test_a_directory_of_another_shard_is_refused(tmp_path):
         DataFolder.open(tmp_path, 1)
 
 
-def test_an_unreadable_identity_is_refused(tmp_path):
-    DataFolder.open(tmp_path, 0).close()
-    (tmp_path / "shard-0" / "shard.json").write_text("{")
-    with pytest.raises(DamagedData, match=r"shard\.json is damaged"):
-        DataFolder.open(tmp_path, 0)
-
-
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written: Not a directory; remedy: give --data-dir a folder"):

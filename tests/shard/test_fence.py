@@ -17,7 +17,7 @@ from ps_protocol.security.roles import Fencing
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.log.entries import MemoryLog
 from ps_server.shard.service import SERVICE
-from tests.support.shards import TOKEN, TestShard, error_of, running_shard, start
+from tests.support.shards import TOKEN, TestShard, error_of, refused_as, running_shard, start
 
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Shard"].methods}
 FENCING = {method: ACCESS[f"/{SERVICE}/{method}"].fencing for method in METHODS}
@@ -174,9 +174,8 @@ def waits_and_is_fenced(shard: TestShard, log: AskedLog) -> None:
     assert log.asked.wait(60)
     shard.set_view({0: 6})
     shard.loop.run(open_again())
-    with pytest.raises(grpc.RpcError) as refused:
+    with refused_as(Fenced):
         loading.result()
-    assert isinstance(error_of(refused.value), Fenced)
     assert state(shard)[0] == before[0]
 
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import grpc
+import pytest
 import torch
 
 from ps_protocol import PROTOCOL_VERSION
@@ -234,6 +235,16 @@ def error_of(call: grpc.RpcError) -> PsError:
         if key == ERROR_TRAILER:
             return from_detail(common_pb2.ErrorDetail.FromString(value))
     raise AssertionError(f"no typed error in {call}")
+
+
+@contextmanager
+def refused_as(kind: type[PsError], text: str = "") -> Iterator[None]:
+    """The call inside the block ends with a typed error of this kind, whose words contain ``text``."""
+    with pytest.raises(grpc.RpcError) as caught:
+        yield
+    error = error_of(caught.value)
+    assert isinstance(error, kind)
+    assert text in str(error)
 
 
 class StubStream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,19 +16,9 @@ from ps_worker import Outcome
 from ps_worker.on_shards import adopt_optimizer
 from ps_worker.optimizer import PsOptimizer
 from tests.worker.fakes import FakeSession, job
+from tests.worker.model.optimizers import assert_same, network
 
 Build = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-@pytest.fixture
-def session() -> Iterator[FakeSession]:
-    with job(shards=2) as session:
-        yield session
-
-
-def network(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 9), nn.Tanh(), nn.Linear(9, 1))
 
 
 def adopt(session: FakeSession, optimizer: Any, model: Any, schedulers: Any = (), **arguments: Any) -> PsOptimizer:
@@ -47,11 +37,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: 
             scheduler.step(loss.item())
         elif scheduler is not None:
             scheduler.step()
-
-
-def assert_same(model: nn.Module, reference: nn.Module) -> None:
-    for found, expected in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def two_groups(model: nn.Module) -> torch.optim.Optimizer:

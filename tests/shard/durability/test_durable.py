@@ -96,22 +96,6 @@ def test_snapshots_are_taken_while_several_workers_train_and_the_log_is_cut(tmp_
             assert other.tracker.persisted_state() == model.tracker.persisted_state()
 
 
-def test_an_acknowledged_push_is_known_after_the_restart_and_an_unanswered_one_is_taken(tmp_path, killed):
-    with shard_on(tmp_path / "a") as shard:
-        model, _ = start(shard)
-        stream, payload = StubStream(shard), flat(model.layout, *gradients(model, 1))
-        stream.exchange(payload)
-        with killed(shard) as again:
-            again.place(model.layout.shard_map)
-            repeated = StubStream(again)
-            result, _ = repeated.exchange(payload, sequence=1, clock=1)
-            assert result.outcome == shard_pb2.OUTCOME_DUPLICATE
-            result, _ = repeated.exchange(payload, sequence=2, clock=2)
-            assert result.outcome == shard_pb2.OUTCOME_APPLIED
-            repeated.end()
-        stream.end()
-
-
 def test_a_push_held_for_its_step_is_not_known_after_the_restart_and_comes_again(tmp_path, killed):
     sync, live = Consistency(Mode.SYNC), {0: 1, 1: 2}
     with shard_on(tmp_path / "a", live, sync) as shard:
@@ -259,13 +243,3 @@ def test_another_model_under_the_same_name_is_refused_and_nothing_is_changed(tmp
             shard.place(other)
     with shard_on(tmp_path / "a") as shard:
         assert shard.place(whole_map(simple_spec())).initialised
-
-
-def test_the_same_model_cut_for_another_number_of_shards_is_refused(tmp_path):
-    with shard_on(tmp_path / "a") as shard:
-        model, _ = start(shard)
-        known = model.layout.shard_map
-    with shard_on(tmp_path / "a") as shard, pytest.raises(ModelMismatch, match="cut for another cluster"):
-        shard.place(
-            type(known)(1, known.spec, 2, (type(known.slices[0])(0, 0, 4, 0), type(known.slices[0])(1, 0, 5, 1)))
-        )

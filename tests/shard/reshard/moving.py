@@ -283,6 +283,13 @@ class Job:
         )
         return self.nodes[number].stub.StageReshard(request, timeout=30)
 
+    def prepare_all(self, *wanted: ShardMap) -> None:
+        """Bring all to one point, and let each get what comes to it; nothing is decided yet."""
+        self.begin_move()
+        self.reach()
+        for number in self.nodes:
+            self.prepare(number, *wanted)
+
     def commit(self, *wanted: ShardMap) -> None:
         """Decide, and let every shard know; returns when all serve by the new maps."""
         self.maps |= {shard_map.spec.name: shard_map for shard_map in wanted}
@@ -315,10 +322,7 @@ class Job:
     def move(self, places: Sequence[int], tables: Sequence[Sequence[int]] | None = None) -> ShardMap:
         """All of it, undisturbed."""
         wanted = self.next_map(places, tables)
-        self.begin_move()
-        self.reach()
-        for number in self.nodes:
-            self.prepare(number, wanted)
+        self.prepare_all(wanted)
         self.commit(wanted)
         return wanted
 

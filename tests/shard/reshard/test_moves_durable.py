@@ -7,16 +7,14 @@ import shutil
 import threading
 from dataclasses import replace
 
-import grpc
 import pytest
 
 from ps_protocol.errors import InternalError, ModelMismatch
 from ps_server.cli.options.storage import Durability
-from tests.shard.durability.test_replay import OPTIMIZERS
-from tests.shard.reshard.moving import NEVER, OFTEN, crash_image, job, map_of, spec_of
+from tests.shard.reshard.moving import OFTEN, crash_image, job, map_of, spec_of
 from tests.shard.reshard.moving_worker import Worker, assert_same, undisturbed
 from tests.support.length import paired
-from tests.support.shards import error_of, load, wait_until
+from tests.support.shards import load, refused_as, wait_until
 
 HERE, THERE = [0, 0, 1, 1, 0], [0, 1, 2, 0, 2]
 
@@ -27,13 +25,6 @@ def small(monkeypatch):
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
     monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
     monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
-
-
-def prepared(made, wanted):
-    made.begin_move()
-    made.reach()
-    for number in made.nodes:
-        made.prepare(number, wanted)
 
 
 POINTS = [
@@ -56,7 +47,7 @@ def test_a_shard_killed_while_slices_move_comes_back_as_was_decided(tmp_path, nu
         values, state = made.values(), made.state()
         copied = crash_image(made.nodes[number], point, tmp_path / "image")
         wanted = made.next_map(THERE)
-        prepared(made, wanted)
+        made.prepare_all(wanted)
         if holds:
             made.commit(wanted)
         wait_until(copied)
@@ -80,27 +71,6 @@ def test_a_shard_killed_while_slices_move_comes_back_as_was_decided(tmp_path, nu
         worker.end()
 
 
-@pytest.mark.parametrize(("optimizer", "rule"), paired(list(OPTIMIZERS), [NEVER, OFTEN]))
-def test_moves_and_pushes_in_turn_are_all_in_the_log(tmp_path, optimizer, rule):
-    spec = spec_of(optimizer, **OPTIMIZERS[optimizer])
-    with job(spec, HERE, path=tmp_path, rule=rule) as made:
-        worker = Worker(made)
-        for places in (THERE, [1, 1, 1, 1, 1], [2, 0, 2, 0, 2], HERE):
-            worker.train(2)
-            made.move(places)
-            worker.open()
-        worker.train(2)
-        worker.end()
-        values, state = made.values(), made.state()
-        for number in range(3):
-            node = made.nodes[number]
-            made.loop.run(node.storage.close(snapshot=False))
-            made.start(number, tmp_path / f"of-{number}")
-        assert_same(made.values(), values)
-        assert_same(made.state(), state)
-        assert {made.model(number).tracker.version for number in made.holders} == {10}
-
-
 def test_no_snapshot_begins_while_slices_move_and_one_under_way_is_given_up(tmp_path):
     with job(spec_of(momentum=0.9), HERE, path=tmp_path, rule=OFTEN) as made:
         worker = Worker(made)
@@ -121,7 +91,7 @@ def test_no_snapshot_begins_while_slices_move_and_one_under_way_is_given_up(tmp_
         worker.train(1)
         assert copying.wait(60)
         count = snapshotter.count
-        prepared(made, wanted)
+        made.prepare_all(wanted)
         made.commit(wanted)
         values, state = made.values(), made.state()
         go_on.set()
@@ -137,7 +107,7 @@ def test_a_snapshot_taken_while_bound_would_lose_what_came_so_none_is(tmp_path):
         worker = Worker(made)
         worker.train(3)
         node, wanted = made.nodes[2], made.next_map(THERE)
-        prepared(made, wanted)
+        made.prepare_all(wanted)
         count = node.storage._snapshotter.count
         made.loop.run(node.storage._snapshotter.take())
         assert node.storage._snapshotter.count == count
@@ -155,7 +125,7 @@ def test_with_snapshot_durability_what_came_is_kept_before_the_move_is_decided(t
         worker = Worker(made)
         worker.train(3)
         wanted = made.next_map(THERE)
-        prepared(made, wanted)
+        made.prepare_all(wanted)
         values, state = made.values(), made.state()
         made.commit(wanted)
         for number in range(3):
@@ -177,7 +147,7 @@ def test_a_switch_that_fails_stops_the_model_and_a_restart_makes_it(tmp_path):
         worker.train(2)
         values = made.values()
         wanted = made.next_map(THERE)
-        prepared(made, wanted)
+        made.prepare_all(wanted)
 
         def broken():
             raise OSError("broken")
@@ -204,9 +174,8 @@ def test_a_failure_in_preparing_is_told_and_leaves_nothing(tmp_path):
             made.nodes[2].failpoints.arm(point, broken)
             made.begin_move()
             made.reach()
-            with pytest.raises(grpc.RpcError) as refused:
+            with refused_as(InternalError):
                 made.prepare(2, made.next_map(THERE))
-            assert isinstance(error_of(refused.value), InternalError)
             made.nodes[2].failpoints.disarm(point)
             made.abort()
         worker.train(1)
@@ -256,7 +225,7 @@ def test_a_model_that_the_cluster_has_not_placed_yet_is_not_lost_in_a_snapshot_o
         worker.train(2)
         values, wanted = made.values(), made.next_map(THERE)
         if moves:
-            prepared(made, wanted)
+            made.prepare_all(wanted)
         worker.end()
         made.loop.run(made.nodes[0].storage.close(snapshot=False))
         waiting = made.maps.pop("model")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import grpc
 import numpy as np
 import pytest
 
-from ps_protocol.errors import InvalidRequest, ModelMoved, Unavailable
+from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.tables import RowLife
@@ -23,7 +22,6 @@ from tests.shard.reshard.moving import (
     NEVER,
     OFTEN,
     ROWS,
-    Job,
     crash_image,
     gradients_of,
     job,
@@ -31,10 +29,10 @@ from tests.shard.reshard.moving import (
     payload_of,
     spec_of,
 )
-from tests.shard.reshard.moving_worker import Worker
+from tests.shard.reshard.moving_worker import Worker, assert_same
 from tests.support.length import paired
 from tests.support.seeds import seeded
-from tests.support.shards import error_of, wait_until
+from tests.support.shards import wait_until
 from tests.support.tables import RowStream, table_spec
 
 BUCKETS = 4
@@ -93,13 +91,6 @@ def undisturbed(steps: int) -> list[tuple[object, ...]]:
         found = raw(alone.rows())
         worker.end()
         return found
-
-
-def prepared(made: Job, wanted) -> None:
-    made.begin_move()
-    made.reach()
-    for number in made.nodes:
-        made.prepare(number, wanted)
 
 
 # -- decided without a shard
@@ -191,38 +182,11 @@ def test_an_aborted_move_leaves_every_row_where_it_was():
         worker = RowWorker(made)
         worker.train(2)
         before = raw(made.rows())
-        prepared(made, made.next_map(THERE, (ADS_THERE, USERS_THERE)))
+        made.prepare_all(made.next_map(THERE, (ADS_THERE, USERS_THERE)))
         made.abort()
         assert raw(made.rows()) == before
         worker.train(2)
         assert raw(made.rows()) == undisturbed(4)
-        worker.end()
-
-
-def test_a_lookup_by_the_map_before_is_told_that_it_has_moved():
-    with job(spec(), HERE, tables=(ADS, USERS)) as made:
-        worker = RowWorker(made)
-        worker.train(1)
-        made.move(HERE, (ADS_THERE, USERS))
-        with pytest.raises(grpc.RpcError) as ended:
-            worker.streams[0].look_up(np.arange(2), 4)
-        assert isinstance(error_of(ended.value), ModelMoved)
-
-
-def test_a_source_that_is_away_keeps_the_buckets_from_moving_and_training_goes_on():
-    with job(spec(), HERE, tables=(ADS, USERS)) as made:
-        worker = RowWorker(made)
-        worker.train(1)
-        wanted = made.next_map(HERE, (ADS_THERE, USERS))
-        made.begin_move()
-        made.reach()
-        made.nodes[1].address = "127.0.0.1:1"
-        made.show()
-        with pytest.raises(grpc.RpcError) as refused:
-            made.prepare(0, wanted)
-        assert isinstance(error_of(refused.value), Unavailable)
-        made.abort()
-        worker.train(1)
         worker.end()
 
 
@@ -247,7 +211,7 @@ def test_a_shard_killed_while_buckets_move_comes_back_as_was_decided(tmp_path, n
         before = raw(made.rows())
         copied = crash_image(made.nodes[number], point, tmp_path / "image")
         wanted = made.next_map(THERE, (ADS_THERE, USERS_THERE))
-        prepared(made, wanted)
+        made.prepare_all(wanted)
         if holds:
             made.commit(wanted)
         wait_until(copied)
@@ -273,8 +237,11 @@ def test_moves_and_pushes_in_turn_are_all_in_the_log(tmp_path, rule):
             worker.open()
         worker.train(1)
         worker.end()
-        before = raw(made.rows())
+        before, values, state = raw(made.rows()), made.values(), made.state()
         for number in range(3):
             made.loop.run(made.nodes[number].storage.close(snapshot=False))
             made.start(number, tmp_path / f"of-{number}")
         assert raw(made.rows()) == before == undisturbed(9)
+        assert_same(made.values(), values)
+        assert_same(made.state(), state)
+        assert {made.model(number).tracker.version for number in made.holders} == {9}

@@ -15,11 +15,9 @@ from tests.shard.standby.pair import Pair
 def pair(launch) -> Iterator[Callable[..., Pair]]:  # noqa: F811
     """``pair(*options)``: a running cluster whose shard 0 has a standby."""
 
-    def start(
-        *options: str, follows: bool = True, first: Sequence[str] = (), lease_seconds: float = LEASE_SECONDS
-    ) -> Pair:
+    def start(*options: str, first: Sequence[str] = (), lease_seconds: float = LEASE_SECONDS) -> Pair:
         made = Pair(launch(start=False, lease_seconds=lease_seconds), options, first)
-        made.start(follows=follows)
+        made.start()
         return made
 
     return start

@@ -25,11 +25,10 @@ class Pair:
         )
         cluster.shards = [self.first]
 
-    def start(self, *, follows: bool) -> None:
+    def start(self) -> None:
         self.cluster.start()
-        if follows:
-            self.second.start()
-            self.wait_until_covered(1)
+        self.second.start()
+        self.wait_until_covered(1)
 
     @property
     def holder(self) -> Member | None:
@@ -53,11 +52,6 @@ class Pair:
     def first_data(self) -> Path:
         """Where the first keeps its data."""
         return self.cluster.folder / "data-first"
-
-    @property
-    def first_segments(self) -> list[int]:
-        """Numbers of the first records in the segments of its log."""
-        return sorted(int(path.stem) for path in (self.first_data / "shard-0" / "log").glob("[0-9]*.log"))
 
     def wait_until_held(self, program: Program, number: int) -> None:
         """Until the log of ``program`` has record ``number``."""

@@ -65,10 +65,7 @@ def test_a_standby_that_takes_the_place_before_the_shard_heard_goes_on_as_was_de
         worker.train(3)
         wait_until(lambda: bool(made.nodes[0].words) and made.nodes[0].words[-1].directory != "")
         values, wanted = made.values(), made.next_map(THERE)
-        made.begin_move()
-        made.reach()
-        for number in made.nodes:
-            made.prepare(number, wanted)
+        made.prepare_all(wanted)
         # It is answered when the standby has it: the process that serves shard 0 from now on can do both.
         assert following.model().pending.shard_map == wanted
         following.end()
@@ -94,10 +91,7 @@ def test_a_standby_that_comes_while_slices_move_waits_until_they_have(tmp_path):
         while (live := made.nodes[0].log._segments.live()) and live[0].first == 1:
             worker.train(5)
         wanted = made.next_map(THERE)
-        made.begin_move()
-        made.reach()
-        for number in made.nodes:
-            made.prepare(number, wanted)
+        made.prepare_all(wanted)
         following.begin(made.nodes[0])
         assert "its standby copies the state then" in str(following.ended())
         made.commit(wanted)

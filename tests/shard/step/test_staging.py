@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import grpc
 import pytest
 
-from ps_protocol.errors import InvalidRequest
+from ps_protocol.errors import InvalidRequest, PsError
 from ps_protocol.model.layout import Layout, subtract
 from ps_protocol.v1 import common_pb2 as common
 from ps_protocol.v1 import shard_pb2 as pb
@@ -17,10 +16,10 @@ from tests.support.seeds import seeded
 from tests.support.shards import (
     StubStream,
     assert_equal,
-    error_of,
     flat,
     gradients,
     reference,
+    refused_as,
     running_shard,
     simple_spec,
     start,
@@ -42,9 +41,8 @@ def test_a_push_whose_parts_came_ahead_is_applied_as_a_whole_one():
         _, answer = stream.exchange(payload[8:20] + payload[32:], staged=[0, 8, 20, 32])
         assert_equal(answer, model, reference(initial, [grads]))
         # What came ahead serves one push only.
-        with pytest.raises(grpc.RpcError) as failed:
+        with refused_as(InvalidRequest):
             stream.exchange(payload[8:], staged=[0, 8])
-        assert isinstance(error_of(failed.value), InvalidRequest)
         wait_until(lambda: model.pool.in_use == 0)
 
 
@@ -54,9 +52,8 @@ def test_a_part_outside_the_parameters_ends_the_stream(span):
         model, _ = start(shard)
         stream = StubStream(shard)
         stream.send(stage=pb.Stage(begin=span[0], end=span[1], payload=b"1234"))
-        with pytest.raises(grpc.RpcError) as failed:
+        with refused_as(InvalidRequest):
             stream.result()
-        assert isinstance(error_of(failed.value), InvalidRequest)
         wait_until(lambda: model.pool.in_use == 0)
 
 
@@ -66,9 +63,8 @@ def test_a_push_that_counts_on_bytes_that_have_not_come_is_refused(staged):
         model, _ = start(shard)
         stream = StubStream(shard)
         stream.send(stage=pb.Stage(begin=0, end=8, payload=bytes(8)))
-        with pytest.raises(grpc.RpcError) as failed:
+        with refused_as(InvalidRequest):
             stream.exchange(bytes(model.layout.region_bytes), staged=staged)
-        assert isinstance(error_of(failed.value), InvalidRequest)
         wait_until(lambda: model.pool.in_use == 0)
 
 
@@ -90,17 +86,15 @@ def test_parts_do_not_go_with_a_wire_format():
         start(shard)
         stream = StubStream(shard, wire=common.Wire(format=common.WIRE_FORMAT_BF16))
         stream.send(stage=pb.Stage(begin=0, end=8, payload=bytes(8)))
-        with pytest.raises(grpc.RpcError) as failed:
+        with refused_as(PsError, "wire format"):
             stream.result()
-        assert "wire format" in str(error_of(failed.value))
 
 
 def test_an_unknown_wire_format_is_refused_when_the_stream_opens():
     with running_shard() as shard:
         start(shard)
-        with pytest.raises(grpc.RpcError) as failed:
+        with refused_as(InvalidRequest):
             StubStream(shard, wire=common.Wire(format=99))
-        assert isinstance(error_of(failed.value), InvalidRequest)
 
 
 def staging_of(elements: int) -> Staging:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import grpc
 import pytest
-import torch
 
 from ps_protocol.errors import (
     NonFiniteGradient,
@@ -12,18 +11,14 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.spec import Consistency, Mode, NonFinite, StalePolicy
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.v1 import shard_pb2_grpc
-from ps_protocol.wire.convert.options import options_to_pb
 from tests.support.shards import (
     StubStream,
     assert_equal,
     flat,
     gradients,
-    in_slices,
     reference,
     running_shard,
     start,
-    unflat,
     wait_until,
 )
 
@@ -40,39 +35,6 @@ def test_one_exchange_applies_the_gradients_and_returns_the_next_parameters():
             assert (result.outcome, result.version) == (pb.OUTCOME_APPLIED, version)
         assert_equal(payload, model, reference(initial, steps, momentum=0.9))
         stream.end()
-
-
-def test_an_absent_variable_is_left_alone_as_torch_does():
-    with running_shard() as shard:
-        model, initial = start(shard, momentum=0.9, weight_decay=0.1)
-        stream = StubStream(shard)
-        steps = [gradients(model, seed) for seed in range(3)]
-        steps[1][0] = None
-        for grads in steps:
-            absent = [i for i, g in enumerate(grads) if g is None]
-            present = in_slices(g for g in grads if g is not None)
-            _, payload = stream.exchange(present, absent=absent)
-        assert_equal(payload, model, reference(initial, steps, momentum=0.9, weight_decay=0.1))
-
-
-def test_the_learning_rate_that_comes_with_a_push_is_used():
-    with running_shard() as shard:
-        model, initial = start(shard)
-        stream = StubStream(shard)
-        grads = gradients(model, 1)
-        _, payload = stream.exchange(flat(model.layout, *grads), groups=[options_to_pb({"lr": 0.5})])
-        assert_equal(payload, model, reference(initial, [grads], lr=0.5))
-
-
-def test_a_repeated_push_is_acknowledged_again_and_not_applied_again():
-    with running_shard() as shard:
-        model, _ = start(shard)
-        stream = StubStream(shard)
-        grads = flat(model.layout, *gradients(model, 1))
-        _, once = stream.exchange(grads)
-        result, again = stream.exchange(grads, sequence=1, clock=1)
-        assert result.outcome == pb.OUTCOME_DUPLICATE
-        assert again == once
 
 
 def test_a_push_repeated_on_a_new_stream_after_a_lost_reply_is_not_applied_again():
@@ -122,32 +84,6 @@ def test_sync_answers_when_the_last_worker_has_pushed_and_applies_the_mean_once(
         assert_equal(first, model, reference(initial, [[(x + y) / 2 for x, y in zip(a, b, strict=True)]]))
 
 
-def test_sync_goes_on_without_a_worker_that_left():
-    with running_shard({0: 1, 1: 2}, SYNC) as shard:
-        model, _ = start(shard)
-        stream = StubStream(shard)
-        stream.push(flat(model.layout, *gradients(model, 1)))
-        shard.set_view({0: 1})
-        assert stream.result()[0].outcome == pb.OUTCOME_APPLIED
-
-
-def test_a_worker_in_the_barrier_holds_nobody_back_in_the_phase_it_left():
-    with running_shard({0: 1, 1: 2}, SYNC) as shard:
-        model, _ = start(shard)
-        one, two = StubStream(shard), StubStream(shard, rank=1, incarnation=2)
-        two.send(arrive=pb.Arrive(phase=0))
-        assert one.exchange(flat(model.layout, *gradients(model, 1)))[0].outcome == pb.OUTCOME_APPLIED
-
-
-def test_a_parked_pull_gives_signs_of_life(monkeypatch):
-    monkeypatch.setattr("ps_protocol.times.HINT_SECONDS", 0.05)
-    with running_shard({0: 1, 1: 2}, SYNC) as shard:
-        model, _ = start(shard)
-        stream = StubStream(shard)
-        stream.push(flat(model.layout, *gradients(model, 1)))
-        assert "worker 1" in next(stream.replies).waiting.reason
-
-
 def test_a_parked_pull_whose_worker_is_gone_is_forgotten_and_its_push_stays():
     with running_shard({0: 1, 1: 2}, SYNC) as shard:
         model, _ = start(shard)
@@ -195,19 +131,6 @@ def test_a_nan_is_skipped_where_the_model_says_so():
         result, payload = stream.exchange(flat(model.layout, *bad))
         assert result.outcome == pb.OUTCOME_SKIPPED
         assert_equal(payload, model, initial)
-
-
-def test_rank_0_s_buffers_come_with_its_push_and_are_pulled():
-    with running_shard() as shard:
-        model, _ = start(shard, buffer_shapes=((3,),))
-        stream = StubStream(shard)
-        values = torch.tensor([1.0, 2.0, 3.0])
-        stream.exchange(flat(model.layout, *gradients(model, 1), values), with_buffers=True)
-        stub = shard_pb2_grpc.ShardStub(shard.channel)
-        result, *chunks = list(stub.Pull(pb.PullRequest(model="model")))
-        payload = result.result.payload + b"".join(reply.chunk.payload for reply in chunks)
-        assert len(payload) == result.result.payload_bytes
-        torch.testing.assert_close(unflat(model.layout, payload)[-1], values)
 
 
 def test_memory_of_a_push_broken_off_in_the_middle_is_returned():

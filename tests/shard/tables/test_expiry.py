@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from ps_protocol.model.spec import Consistency, Mode
-from ps_protocol.model.tables import Eviction, RowInit, RowLife
+from ps_protocol.model.tables import Eviction, RowLife
 from ps_server.log.entries import RowsDropped
 from ps_server.shard.rows_service import RowExpiry
 from tests.support.shards import RecordingLog, running_shard, wait_until
@@ -74,22 +73,6 @@ def test_rows_not_used_for_so_long_go():
         assert ids_of(model) == []
 
 
-@pytest.mark.parametrize("eviction", [Eviction.LRU, Eviction.LFU])
-def test_a_table_above_its_limit_lets_the_least_used_rows_go(eviction):
-    with running_shard() as shard:
-        model = start_with(shard, table_spec(life=RowLife(max_rows=64, eviction=eviction)))
-        stream = RowStream(shard)
-        often = list(range(32))
-        for _ in range(3):
-            push(stream, *often)
-        for begin in (100, 200, 300):
-            push(stream, *range(begin, begin + 20), *(often if eviction is Eviction.LRU else ()))
-        age(shard)
-        assert len(ids_of(model)) <= 64
-        assert set(often) <= set(ids_of(model))
-        assert model.tables[0].evicted >= 92 - 64
-
-
 def test_a_row_of_a_push_whose_step_is_open_stays():
     with running_shard({0: 1, 1: 2}, Consistency(Mode.SYNC)) as shard:
         model = start_with(shard, table_spec(life=RowLife(max_rows=16, eviction=Eviction.LRU)))
@@ -136,12 +119,3 @@ def test_nothing_goes_while_the_job_is_copied_at_one_point():
         shard.loop.run(resume())
         age(shard)
         assert len(ids_of(model)) <= 16
-
-
-def test_a_table_without_a_limit_keeps_everything():
-    with running_shard() as shard:
-        model = start_with(shard, table_spec(init=RowInit("constant", 0.0)))
-        stream = RowStream(shard)
-        push(stream, *range(1000))
-        age(shard, 1e9)
-        assert len(ids_of(model)) == 1000

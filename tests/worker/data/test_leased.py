@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import ConfigError, Fenced, InvalidRequest
+from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_worker import Cluster
 from ps_worker.data.leased_loader import LeasedLoader, lease_items
 from tests.support.shards import wait_until
@@ -135,21 +132,6 @@ def test_a_worker_that_joins_gets_its_part_of_the_epoch_under_way(job: Job) -> N
     assert sorted(seen + theirs[2]) == list(range(ITEMS))
 
 
-def test_what_a_dead_worker_held_is_trained_by_others_and_the_epoch_ends() -> None:
-    with running_job(workers=0, lease_seconds=2.0) as job:
-        dead, alive = job.cluster(), job.cluster()
-        running = iter(dead.shard(loader()))
-        lost = {number for _ in range(2) for number in numbers(next(running))}
-        kill(dead)
-        seen = Counter(epoch_of(alive.shard(loader())))
-        assert lost | set(seen) == set(range(ITEMS))
-        assert set(seen.values()) == {1}
-        # The batch that was in its hands was not reported: that one is trained again.
-        assert {4, 5, 6, 7} <= set(seen)
-        with pytest.raises(Fenced):
-            wait_until(lambda: next(running) is None)
-
-
 def test_a_lease_that_was_used_up_is_reported_with_the_next_request() -> None:
     with running_job(workers=0, lease_seconds=2.0) as job:
         dead, alive = job.cluster(), job.cluster()
@@ -202,27 +184,6 @@ def test_what_was_trained_is_reported_and_the_rest_given_back(
     seen = stop(first, first.shard(loader(num_workers=loader_processes)))
     assert seen == list(range(12))
     assert epoch_of(second.shard(loader())) == list(range(12, ITEMS))
-
-
-def test_sigterm_reports_and_gives_back_at_once() -> None:
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        with running_job(workers=0, lease_seconds=60.0) as job:
-            first, second = job.cluster(), job.cluster()
-            seen: list[int] = []
-
-            def train() -> None:
-                with first:
-                    for batch in first.shard(loader()):
-                        if len(seen) == 12:
-                            os.kill(os.getpid(), signal.SIGTERM)
-                        seen.extend(numbers(batch))
-
-            with pytest.raises(SystemExit):
-                train()
-            assert epoch_of(second.shard(loader())) == list(range(12, ITEMS))
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_batch_in_hand_counts_as_trained_when_a_step_was_made_with_it(job: Job) -> None:
@@ -299,12 +260,6 @@ def test_the_length_is_an_even_part_among_the_workers_that_live(job: Job) -> Non
     assert len(leased) == 24
     job.cluster()
     wait_until(lambda: len(leased) == 12)
-
-
-def test_samples_are_counted_and_reported(job: Job) -> None:
-    cluster = job.cluster()
-    epoch_of(cluster.shard(loader()))
-    assert cluster._session.progress.stats().samples_per_second >= 0
 
 
 def test_who_waits_for_the_last_items_says_who_has_them(job: Job, caplog: pytest.LogCaptureFixture) -> None:

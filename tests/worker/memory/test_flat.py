@@ -64,16 +64,6 @@ def test_a_variable_split_over_three_shards_adds_one_range_to_each_and_one_for_i
     assert all(len(model.plan.ranges(shard)) <= ranges for shard in range(3))
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
-def test_becoming_flat_changes_no_value(shards: int) -> None:
-    module = mixed_model()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    flatten(module, shards)
-    for name, value in module.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
-        assert value.dtype == before[name].dtype
-
-
 @examples(40)
 @given(
     shapes=st.lists(st.lists(st.integers(0, 12), max_size=3), min_size=1, max_size=12),
@@ -102,45 +92,6 @@ def test_the_ranges_of_all_shards_cover_every_byte_of_every_variable_once(
         layout = model.plan.layouts[shard]
         assert total_bytes(model.plan.ranges(shard)) == total_bytes(layout.ranges())
     assert all(offset % 64 == 0 for offset in model.plan.offsets)
-
-
-@pytest.mark.parametrize("shards", [1, 2, 3])
-def test_a_push_carries_each_slices_gradient_in_region_order(shards: int) -> None:
-    module = mixed_model()
-    model, gradients = flatten(module, shards)
-    parameters = list(module.parameters())
-    for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape).to(parameter.dtype)
-    assert gradients.collect() == ()
-    for shard in range(shards):
-        expected = b"".join(
-            parameters[span.slice.variable]
-            .grad.reshape(span.variable.rows, -1 if span.variable.nbytes else 0)[
-                span.slice.row_begin : span.slice.row_end
-            ]
-            .contiguous()
-            .reshape(-1)
-            .view(torch.uint8)
-            .numpy()
-            .tobytes()
-            .ljust(span.padded_end - span.begin, b"\0")
-            for span in model.plan.layouts[shard].slices[: model.plan.layouts[shard].parameter_slices]
-        )
-        assert payload(gradients, model, shard) == expected
-
-
-def test_a_parameter_without_gradient_is_absent_on_the_shards_that_hold_it() -> None:
-    module = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 20), "frozen": nn.Linear(1, 1)})
-    module["frozen"].requires_grad_(False)
-    model, gradients = flatten(module)
-    module["used"](torch.ones(1, 2)).sum().backward()
-    absent = gradients.collect()
-    assert {model.plan.variables[i].name.split(".")[0] for i in absent} == {"unused", "frozen"}
-    for shard, layout in enumerate(model.plan.layouts):
-        slices, _, _ = model.plan.contents(shard, absent, False)
-        assert all(layout.slices[i].slice.variable in absent for i in slices)
-        expected = layout.ranges(slices, buffers=False)
-        assert len(payload(gradients, model, shard, slices)) == total_bytes(expected)
 
 
 def test_received_bytes_are_the_parameters() -> None:
@@ -191,24 +142,6 @@ def test_a_buffer_that_the_module_replaced_is_found_again() -> None:
     assert module.running_mean.tolist() == [3.0, 4.0]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("number", range(7))
-def test_the_first_nonfinite_gradient_is_named(number: int, value: float) -> None:
-    module = mixed_model()
-    _, gradients = flatten(module)
-    parameters = list(module.parameters())
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    gradients.collect()
-    assert gradients.first_nonfinite(()) is None
-    if not parameters[number].numel():
-        return
-    parameters[number].grad.view(-1)[-1] = value
-    gradients.collect()
-    assert gradients.first_nonfinite(()) == f"p{number}"
-    assert gradients.first_nonfinite((number,)) is None
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_large_finite_gradients_whose_sum_overflows_are_finite(dtype: torch.dtype) -> None:
     parameter = nn.Parameter(torch.zeros(100, dtype=dtype))
@@ -216,16 +149,6 @@ def test_large_finite_gradients_whose_sum_overflows_are_finite(dtype: torch.dtyp
     parameter.grad = torch.full_like(parameter, torch.finfo(dtype).max)
     gradients.collect()
     assert gradients.first_nonfinite(()) is None
-
-
-def test_a_sparse_gradient_is_refused_by_name() -> None:
-    module = nn.Embedding(4, 2, sparse=True)
-    _, gradients = flatten(module)
-    module(torch.tensor([1])).sum().backward()
-    with pytest.raises(InvalidRequest, match="sparse") as caught:
-        gradients.collect()
-    assert caught.value.variable == "weight"
-    assert "cluster.convert_embeddings" in caught.value.remedy
 
 
 @pytest.mark.parametrize("use", ["collect_values", "publish_buffers", "collect_buffers"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -15,74 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ps_protocol.errors import NonFiniteGradient, UnsupportedOptimizer
 from ps_worker import Outcome
 from tests.worker.fakes import FakeSession
-from tests.worker.model.optimizers import assert_same, declare, network, train
-
-
-@pytest.mark.parametrize(
-    ("torch_class", "arguments"),
-    [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {"lr": 0.01}), (torch.optim.Adagrad, {})],
-)
-def test_one_worker_trains_as_torch_does(
-    session: FakeSession, torch_class: type[torch.optim.Optimizer], arguments: dict[str, Any]
-) -> None:
-    model, reference = network(), network()
-    optimizer = declare(session, model, torch_class, **arguments)
-    train(model, optimizer, 5)
-    train(reference, torch_class(reference.parameters(), **({"lr": 0.1} | arguments)), 5)
-    assert_same(model, reference)
-    assert optimizer.version == 5
-    assert optimizer.last is not None
-    assert optimizer.last.outcome is Outcome.APPLIED
-
-
-def test_a_learning_rate_scheduler_reaches_the_shards(session: FakeSession) -> None:
-    model, reference = network(), network()
-    optimizer = declare(session, model, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=10)
-    train(model, optimizer, 5, scheduler=scheduler)
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    train(reference, plain, 5, scheduler=torch.optim.lr_scheduler.OneCycleLR(plain, max_lr=0.2, total_steps=10))
-    assert_same(model, reference)
-
-
-def test_parameter_groups_keep_their_own_options(session: FakeSession) -> None:
-    model, reference = network(), network()
-
-    def groups(module: nn.Sequential) -> list[dict[str, Any]]:
-        return [{"params": module[0].parameters()}, {"params": module[2:].parameters(), "lr": 0.01, "momentum": 0.5}]
-
-    train(model, declare(session, groups(model)), 4)
-    train(reference, torch.optim.SGD(groups(reference), lr=0.1), 4)
-    assert_same(model, reference)
-
-
-def test_gradients_accumulate_clip_and_scale_as_with_torch(session: FakeSession) -> None:
-    model, reference = network(), network()
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
-    for module, optimizer in ((model, declare(session, model)), (reference, plain)):
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        for x in torch.ones(3, 2, 4).unbind():
-            scaler.scale(module(x).sum()).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(module.parameters(), 0.5)
-        scaler.step(optimizer)
-        scaler.update()
-    assert_same(model, reference)
-
-
-def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned(session: FakeSession) -> None:
-    model = network()
-    optimizer = declare(session, model)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.ones(1, 4)).sum()
-        loss.backward()
-        return loss
-
-    before = model(torch.ones(1, 4)).item()
-    assert optimizer.step(closure).item() == pytest.approx(before)
-    assert model(torch.ones(1, 4)).item() < before
+from tests.worker.model.optimizers import declare, network, train
 
 
 def test_step_hooks_run(session: FakeSession) -> None:
@@ -159,15 +91,6 @@ def test_a_nonfinite_gradient_is_sent_when_allowed(session: FakeSession) -> None
     (model(torch.ones(1, 4)).sum() * float("nan")).backward()
     optimizer.step()
     assert model[0].weight.isnan().all()
-
-
-def test_frozen_and_unused_parameters_stay_as_they_are(session: FakeSession) -> None:
-    model, reference = network(), network()
-    for module in (model, reference):
-        module[2].weight.requires_grad_(False)
-    train(model, declare(session, model, weight_decay=0.1), 3)
-    train(reference, torch.optim.SGD(reference.parameters(), lr=0.1, weight_decay=0.1), 3)
-    assert_same(model, reference)
 
 
 def test_an_optimizer_is_neither_copied_nor_pickled(session: FakeSession) -> None:

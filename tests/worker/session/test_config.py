@@ -50,42 +50,26 @@ def test_arguments_win_over_variables() -> None:
     assert config == WorkerConfig("arg:1", Role.EVALUATOR, 3, "cuda:1", 1.0, 2.0)
 
 
-def test_rank_zero_as_an_argument_wins_over_a_variable() -> None:
-    assert WorkerConfig.from_environment({**PS, "PS_RANK": "4"}, rank=0).rank == 0
-
-
-def test_tf_config_gives_address_role_and_rank() -> None:
-    config = WorkerConfig.from_environment(tf_config())
-    assert (config.coordinator, config.role, config.rank) == ("tf:7000", Role.WORKER, 1)
-
-
-def test_an_evaluator_task_is_an_evaluator() -> None:
-    config = WorkerConfig.from_environment(tf_config("evaluator", 0))
-    assert (config.role, config.rank) == (Role.EVALUATOR, 0)
-
-
-def test_variables_win_over_tf_config() -> None:
-    config = WorkerConfig.from_environment({**tf_config(), **PS})
-    assert (config.coordinator, config.rank) == ("env:7000", 0)
-
-
-def test_empty_variables_count_as_absent() -> None:
-    config = WorkerConfig.from_environment({**dict.fromkeys(PS, ""), **tf_config()})
-    assert (config.coordinator, config.rank) == ("tf:7000", 1)
-
-
-def test_without_a_chief_the_variable_gives_the_address() -> None:
-    config = WorkerConfig.from_environment({**tf_config(cluster=WITHOUT_CHIEF), "PS_COORDINATOR": "env:7000"})
-    assert (config.coordinator, config.rank) == ("env:7000", 1)
+@pytest.mark.parametrize(
+    ("environ", "address", "role", "rank"),
+    [
+        (tf_config(), "tf:7000", Role.WORKER, 1),
+        (tf_config("evaluator", 0), "tf:7000", Role.EVALUATOR, 0),
+        ({**tf_config(), **PS}, "env:7000", Role.WORKER, 0),
+        ({**dict.fromkeys(PS, ""), **tf_config()}, "tf:7000", Role.WORKER, 1),
+        ({**tf_config(cluster=WITHOUT_CHIEF), "PS_COORDINATOR": "env:7000"}, "env:7000", Role.WORKER, 1),
+        ({**tf_config(), "PS_ROLE": "evaluator"}, "tf:7000", Role.EVALUATOR, None),
+    ],
+    ids=["a worker", "an evaluator", "variables win", "empty variables", "no chief", "another role has no rank"],
+)
+def test_tf_config_gives_what_no_variable_says(environ, address, role, rank) -> None:
+    config = WorkerConfig.from_environment(environ)
+    assert (config.coordinator, config.role, config.rank) == (address, role, rank)
 
 
 def test_without_a_chief_and_variable_the_error_says_so() -> None:
     with pytest.raises(ConfigError, match="no chief"):
         WorkerConfig.from_environment(tf_config(cluster=WITHOUT_CHIEF))
-
-
-def test_the_rank_of_another_role_is_not_taken_from_tf_config() -> None:
-    assert WorkerConfig.from_environment({**tf_config(), "PS_ROLE": "evaluator"}).rank is None
 
 
 def test_nothing_given_tells_every_way() -> None:
@@ -142,8 +126,9 @@ def test_the_variables_of_torchrun_fill_in_what_nothing_else_says(environ, addre
     assert (config.coordinator, config.rank) == (address, rank)
 
 
-def test_an_argument_wins_over_torchrun() -> None:
-    assert WorkerConfig.from_environment(TORCHRUN, coordinator="a:1", rank=0).rank == 0
+@pytest.mark.parametrize("environ", [TORCHRUN, {**PS, "PS_RANK": "4"}])
+def test_rank_zero_as_an_argument_wins(environ: dict[str, str]) -> None:
+    assert WorkerConfig.from_environment(environ, coordinator="a:1", rank=0).rank == 0
 
 
 @pytest.mark.parametrize(

@@ -286,14 +286,6 @@ def test_an_elastic_job_counts_the_workers_that_live() -> None:
         assert (second.rank, share.rank, share.world_size) == (1, 0, 1)
 
 
-def test_sharding_one_loader_again_goes_on_to_the_next_epoch() -> None:
-    with running_job() as job:
-        cluster = job.cluster()
-        loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=64, shuffle=True)
-        orders = [[x for (batch,) in cluster.shard(loader) for x in batch.tolist()] for _ in range(3)]
-        assert len({tuple(order) for order in orders}) == 3
-
-
 def test_an_evaluator_is_told_what_to_call_instead() -> None:
     with running_job() as job:
         job.cluster()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -17,13 +15,7 @@ from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.config import WorkerConfig
 from ps_worker.session.metrics import WORKER, read_worker, start_server
 from ps_worker.session.reporting import Progress, WaitReason, WorkerCounters
-from tests.worker.fakes import FakeSession, job
-
-
-@pytest.fixture
-def session() -> Iterator[FakeSession]:
-    with job(shards=2) as session:
-        yield session
+from tests.worker.fakes import FakeSession
 
 
 class Training:

@@ -297,7 +297,7 @@ def test_the_first_gradient_that_is_not_finite_is_named_wherever_it_is(devices: 
         for number, parameter in enumerate(module.parameters()):
             if not parameter.numel():
                 continue
-            for value in (float("nan"), float("-inf")):
+            for value in (float("nan"), float("inf"), float("-inf")):
                 set_gradients(module)
                 gradients.collect()
                 assert gradients.first_nonfinite(()) is None
@@ -362,6 +362,7 @@ def test_a_sparse_gradient_on_any_device_is_refused_by_name():
         with pytest.raises(InvalidRequest, match="sparse") as caught:
             gradients.collect()
         assert caught.value.variable == "p1"
+        assert "cluster.convert_embeddings" in caught.value.remedy
         gradients.keep_in_place()
         assert module.p1.grad.is_sparse
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from ps_worker.model.declare import build_spec
 from ps_worker.step.gradients import Gradients
 from ps_worker.step.pipeline import StepPipeline
 from ps_worker.step.summary import StepPush, StepSummary
-from tests.worker.fakes import FakeSession, job
+from tests.worker.fakes import FakeSession
 
 OPTIONS: tuple[Options, ...] = ({},)
 
@@ -50,12 +49,6 @@ class Worker:
         moved = float(sum(range(1, self.steps + 1)))
         for before, now in zip(self.initial, self.parameters, strict=True):
             torch.testing.assert_close(before - now.detach(), torch.full_like(before, moved), rtol=0, atol=tolerance)
-
-
-@pytest.fixture
-def session() -> Iterator[FakeSession]:
-    with job(shards=2) as session:
-        yield session
 
 
 def test_between_steps_the_worker_takes_the_new_map_and_goes_on(session: FakeSession) -> None:

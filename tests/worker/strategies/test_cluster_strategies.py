@@ -56,11 +56,6 @@ def test_a_norm_that_shards_were_not_told_is_refused_where_they_make_means(job):
     assert both(job, fit) == [0, 0]
 
 
-def test_a_norm_among_the_options_of_models_is_refused_before_connecting():
-    with pytest.raises(ConfigError, match=r"give it to prepare\(\)"):
-        ps_worker.strategy("parameter_server", model_options={"clip_grad_norm": 1.0})
-
-
 def test_samples_of_equal_batches_are_counted(job):
     def read(s):
         for _ in s.distribute(DataLoader(TensorDataset(torch.arange(9)), batch_size=4)):
@@ -94,13 +89,6 @@ def test_values_of_both_workers(job):
     assert one[2] == other[2] == [1, 2]
     assert (one[3], one[4], other[4]) == (2, True, False)
     assert one[5] == "CentralStorage(replica 0 of 2 on cpu)"
-
-
-def test_central_storage_deals_as_many_batches_to_each(job):
-    loader = DataLoader(TensorDataset(torch.arange(9)), batch_size=4, shuffle=True)
-    one, other = both(job, lambda s: [batch[0].tolist() for batch in s.distribute(loader)])
-    assert (len(one), len(other)) == (1, 1)
-    assert sorted(one[0] + other[0]) == list(range(9))
 
 
 @pytest.mark.parametrize(

@@ -56,18 +56,6 @@ def test_an_unknown_name_lists_those_that_are_there(monkeypatch):
         ps_worker.strategy("miror")
 
 
-def test_an_unknown_option_lists_those_that_are_there():
-    with pytest.raises(ConfigError, match="'one_device' has no option 'devices'; expected: device;"):
-        ps_worker.strategy("one_device", devices=2)
-    with pytest.raises(ConfigError, match="has no option 'workers'"):
-        ps_worker.strategy("parameter_server", workers=2)
-
-
-def test_a_bound_without_a_mode_is_refused_before_connecting():
-    with pytest.raises(ConfigError, match="belong to a mode"):
-        ps_worker.strategy("parameter_server", staleness=2)
-
-
 def test_the_environment_names_the_strategy(monkeypatch):
     monkeypatch.setenv("PS_STRATEGY", "one_device")
     with ps_worker.strategy(device="cpu") as s:
@@ -159,13 +147,6 @@ def test_arguments_beside_a_built_optimizer_are_refused():
     model = torch.nn.Linear(1, 1)
     with pytest.raises(ConfigError, match="arguments for a new one; actual: lr"):
         ps_worker.strategy("one_device").prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), lr=0.2)
-
-
-def test_a_machine_without_a_tpu_is_a_typed_error(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: None if name == "torch_xla" else found(name))
-    with pytest.raises(ConfigError, match=r"no TPU that torch knows.*use the strategy mirrored"):
-        ps_worker.strategy("tpu")
 
 
 def test_a_torch_with_a_device_called_tpu_is_used_as_data_parallel_replicas(monkeypatch):

@@ -16,14 +16,8 @@ from ps_worker import Outcome, rows
 from ps_worker.tables import Embedding, EmbeddingBag, EmbeddingBags, Table
 from ps_worker.tables.prefetch import Prefetch
 from tests.support.seeds import drawn_seed
-from tests.worker.fakes import FakeSession, job
+from tests.worker.fakes import FakeSession
 from tests.worker.tables.table_training import Clicks, assert_same, batches, declare, in_torch, on_shards, train
-
-
-@pytest.fixture
-def session() -> Iterator[FakeSession]:
-    with job(shards=2) as session:
-        yield session
 
 
 def prefetched(session: FakeSession, model: Clicks, ids: list[torch.Tensor]) -> Prefetch[torch.Tensor]:

@@ -1,3 +1,7 @@
+"""A session of two fake shards."""
+
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import pytest
