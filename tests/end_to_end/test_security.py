@@ -260,7 +260,7 @@ def test_a_job_whose_certificates_expire_goes_on_and_says_so(lab, kind, monkeypa
         heard = MemberLease.read_stats
         monkeypatch.setattr(MemberLease, "read_stats", lambda lease: beats.append(1) or heard(lease))
         # More than a lease of heartbeats, of three members.
-        wait_until(lambda: len(beats) > 150)
+        wait_until(lambda: len(beats) > 100)
         moved(workers)
         status = job.client.get_status()
         assert {each.member for each in status.members if not each.gone} == before
