@@ -134,6 +134,21 @@ def test_it_connects_from_the_host_of_a_server_with_the_tf_config_of_that(job_wi
     assert change.table.name == "ads"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda job: job.set_mode("ssp", staleness=1 << 64),
+        lambda job: job.drain([1 << 40]),
+        lambda job: job.history(last_points=-1),
+        lambda job: job.release("\udc80"),
+        lambda job: job.restore("/\udc80"),
+    ],
+)
+def test_what_no_message_holds_is_a_typed_error(job_with_table, call):
+    with pytest.raises(ps_worker.InvalidRequest, match="cannot be sent"):
+        call(job_with_table)
+
+
 def test_mistakes_are_typed_errors(job_with_table):
     with pytest.raises(ps_worker.ConfigError, match="unknown value for mode"):
         job_with_table.set_mode("quick")

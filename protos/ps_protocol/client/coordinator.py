@@ -38,6 +38,7 @@ from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert import cluster as convert
 from ps_protocol.wire.convert.cluster import LEASE_ANSWER, LEASE_ASK, SCALE_ASK, SCALE_ORDER, history_from_pb
 from ps_protocol.wire.convert.exchange import exchange_state_from_pb, exchange_to_pb
+from ps_protocol.wire.convert.fields import message_of
 from ps_protocol.wire.convert.model import CONSISTENCY, SHARD_MAP, SPEC
 
 
@@ -219,7 +220,7 @@ class CoordinatorClient:
 
     def release_model(self, model: str, timeout_seconds: float = times.CALL_SECONDS) -> int:
         """Drop a model; returns the bytes of its variables. Raises NotReady while used, UnknownModel, ModelReleased."""
-        request = pb.ReleaseModelRequest(model=model)
+        request = message_of(pb.ReleaseModelRequest, model=model)
         return int(self._connection.once("ReleaseModel", request, timeout_seconds, wait_for_ready=True).size_bytes)
 
     def set_consistency(self, consistency: Consistency, timeout_seconds: float = times.CALL_SECONDS) -> ClusterView:
@@ -284,7 +285,7 @@ class CoordinatorClient:
 
         Raises InvalidRequest, ModelMismatch, DamagedData, NotReady, Unavailable.
         """
-        request = pb.RestoreCheckpointRequest(folder=folder)
+        request = message_of(pb.RestoreCheckpointRequest, folder=folder)
         reply = self._connection.once("RestoreCheckpoint", request, timeout_seconds, wait_for_ready=True)
         return reply.folder, list(reply.models)
 
@@ -303,7 +304,9 @@ class CoordinatorClient:
         training; 0: the default. The stream raises UnknownShard, UnknownModel, InvalidRequest, NotReady,
         Unavailable, StorageFull.
         """
-        request = pb.ReshardRequest(to=to, drain=drain, model=model, variable=variable, batch_bytes=batch_bytes)
+        request = message_of(
+            pb.ReshardRequest, to=to, drain=drain, model=model, variable=variable, batch_bytes=batch_bytes
+        )
         return MoveStream(self._connection.stub.Reshard(request), self._connection.peer)
 
     def scale(self, ask: ScaleAsk, timeout_seconds: float | None = None) -> ScaleStream:
@@ -331,7 +334,7 @@ class CoordinatorClient:
 
         Raises Unavailable at once where no coordinator answers.
         """
-        request = pb.GetHistoryRequest(last_points=last_points)
+        request = message_of(pb.GetHistoryRequest, last_points=last_points)
         return history_from_pb(self._connection.once("GetHistory", request, timeout_seconds))
 
 

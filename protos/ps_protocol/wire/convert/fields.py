@@ -103,8 +103,14 @@ class Converter(Generic[D, M]):
         self._from_pb = eval(f"lambda message, given: kind({', '.join(from_pb)}, **given)", known)
 
     def to_pb(self, value: D, **more: Any) -> M:
-        """The message of ``value``. ``more``: fields that the dataclass does not have."""
-        message: M = self._to_pb(value, more)
+        """The message of ``value``. ``more``: fields that the dataclass does not have.
+
+        Raises InvalidRequest for a number or text that its field cannot hold.
+        """
+        try:
+            message: M = self._to_pb(value, more)
+        except ValueError as error:
+            raise _not_held(self.message, value, error) from error
         return message
 
     def from_pb(self, message: M, **given: Any) -> D:
@@ -122,6 +128,22 @@ class Converter(Generic[D, M]):
     def all_from_pb(self, messages: Iterable[M]) -> tuple[D, ...]:
         """The dataclass of each of ``messages``. Raises as ``from_pb``."""
         return tuple(map(self.from_pb, messages))
+
+
+def message_of(kind: type[M], **values: Any) -> M:
+    """A ``kind`` with ``values``. Raises InvalidRequest for a number or text that its field cannot hold."""
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise _not_held(kind, values, error) from error
+
+
+def _not_held(kind: type[Message], value: Any, error: ValueError) -> InvalidRequest:
+    return InvalidRequest(
+        f"{kind.DESCRIPTOR.name} cannot be sent: {error}",
+        expected="numbers in the range of their fields, and Unicode text",
+        actual=repr(value)[:200],
+    )
 
 
 def _by_type(hint: Any, how: object, text: Convert | None) -> tuple[Convert | None, Convert | None]:
