@@ -130,7 +130,7 @@ class OwnServer:
                 prints = child.output in selector.get_map()
                 for key, _ in selector.select(_WATCH_SECONDS if prints else _REAP_SECONDS):
                     if key.fd == child.ready:
-                        # In one piece. What a standby writes when it takes over stays in the pipe.
+                        # In one piece.
                         selector.unregister(key.fd)
                         if address := child.address():
                             self.address = address

@@ -136,13 +136,19 @@ def _cannot_listen(bind: str, port: int, reason: str) -> ConfigError:
 
 def write_ready_file(path: Path, address: str) -> None:
     """Put ``address`` into the file ``path`` atomically, so that a reader never sees a part of it; or write it to the
-    pipe ``path``, such as /dev/fd/5. Raises OSError, also where nobody reads the pipe.
+    pipe ``path``, such as /dev/fd/5. Raises ConfigError where that cannot be, also where nobody reads the pipe.
     """
-    if path.is_fifo():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "w") as pipe:
-            pipe.write(address + "\n")
-        return
-    replace_file(path, f"{address}\n".encode(), PUBLIC_MODE, durable=False)
+    try:
+        if path.is_fifo():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "w") as pipe:
+                pipe.write(address + "\n")
+        else:
+            replace_file(path, f"{address}\n".encode(), PUBLIC_MODE, durable=False)
+    except OSError as error:
+        raise ConfigError(
+            f"the ready file {path} cannot be written: {error.strerror}",
+            remedy="give a path in a folder that this user may write, or a pipe that is read",
+        ) from error
 
 
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:

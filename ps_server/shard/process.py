@@ -96,6 +96,8 @@ class ShardProcess:
         self._membership: Membership | None = None
         self._announced: asyncio.Future[None] | None = None
         self._metrics: MetricsServer | None = None
+        #: None: it is written.
+        self._ready_file = config.ready_file
 
     async def run(self) -> None:
         """Until told to stop. Raises PsError."""
@@ -108,6 +110,12 @@ class ShardProcess:
         finally:
             if watchdog:
                 watchdog.close()
+
+    def announce_ready(self, address: str) -> None:
+        """Write the ready file, once: a standby that takes over has its address still, its pipe perhaps no reader."""
+        if self._ready_file is not None:
+            grpc_server.write_ready_file(self._ready_file, address)
+            self._ready_file = None
 
     async def _run(self, executor: ShardExecutor) -> None:
         config = self._config
@@ -242,8 +250,8 @@ class ShardProcess:
         taking = asyncio.create_task(standby.take_place())
         waits = asyncio.create_task(standby.waits.wait())
         await asyncio.wait([taking, waits], return_when=asyncio.FIRST_COMPLETED)
-        if waits.done() and config.ready_file:
-            grpc_server.write_ready_file(config.ready_file, address)
+        if waits.done():
+            self.announce_ready(address)
         waits.cancel()
         membership = await taking
         if follower.followed:
@@ -269,8 +277,7 @@ class ShardProcess:
                     feed.begin(incarnation, lambda word: membership.report_standby(word, REPEATED_CALL_SECONDS))
             aging = asyncio.create_task(RowExpiry(lambda: registry.models).run(), name="aging")
             logger.info("server.started", "shard %d serves on %s", config.shard, address)
-            if config.ready_file:
-                grpc_server.write_ready_file(config.ready_file, address)
+            self.announce_ready(address)
             await self._follow(membership, storage, registry, feed)
             if feed and feed.followed:
                 self._gently = False

@@ -173,8 +173,15 @@ def test_the_ready_file_may_be_a_pipe_which_is_written_to_more_than_once() -> No
 
 def test_a_pipe_that_nobody_reads_is_an_error_and_no_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ready")
-    with pytest.raises(OSError, match="ready"):
+    with pytest.raises(ConfigError, match=r"ready cannot be written.* a pipe that is read"):
         grpc_server.write_ready_file(tmp_path / "ready", "127.0.0.1:7000")
+
+
+def test_a_pipe_whose_reader_has_gone_is_an_error_with_a_text() -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    with os.fdopen(writable, "w"), pytest.raises(ConfigError, match="Broken pipe"):
+        grpc_server.write_ready_file(Path(f"/dev/fd/{writable}"), "127.0.0.1:7000")
 
 
 def test_an_error_for_a_caller_that_has_gone_ends_quietly():
