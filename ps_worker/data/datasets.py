@@ -46,12 +46,12 @@ class Datasets:
     ) -> None:
         """``idle()`` is entered while the training thread waits for leased data.
 
-        ``default_name``: of the first dataset without a name; those after it have a number behind it.
+        ``default_name``: the name of the first unnamed dataset; a number is appended for later ones.
         """
         self._default_name = default_name
         self._session = session
         self._idle = idle
-        #: A loader that is sharded again keeps its name, and a name keeps its epochs.
+        #: A loader keeps its name when it is sharded again, and a name keeps its epochs.
         self._names: weakref.WeakKeyDictionary[DataLoader[Any], str] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._epochs: dict[str, Iterator[int]] = {}
@@ -60,7 +60,7 @@ class Datasets:
 
     @property
     def leased(self) -> list[LeasedData]:
-        """Datasets on which leases may be held."""
+        """Datasets that may have leases."""
         return list(self._leased)
 
     def shard(self, loader: Any, lease: bool | None, name: str | None, even: bool = False) -> Any:
@@ -93,14 +93,14 @@ class Datasets:
         return self._compared(samples.shard(loader, share, epochs, record), share)
 
     def _compared(self, part: Any, share: samples.Share) -> Any:
-        """``part``, whose first items are compared with those of the other workers, where these might differ."""
+        """``part``; its first items are compared with those of the other workers if they might differ."""
         found = part.dataset if isinstance(part, DataLoader) else part
         source: Any = None
         if isinstance(found, samples.ShareIterable | EqualStream):
             source, what = found, "iterable dataset"
         elif isinstance(part, DataLoader):
             what = "sampler"
-            # A sampler of torch's gives all workers the same by itself.
+            # torch's own samplers yield the same on all workers.
             chosen = (part.batch_sampler, part.sampler, getattr(part.batch_sampler, "sampler", None))
             own = [each for each in chosen if isinstance(each, samples.ShareSampler)]
             source = next((each for each in own if not is_common(each.whole)), None)
@@ -116,7 +116,7 @@ class Datasets:
         return SameItems(what, share.world_size, length, partial(self._compare, key))
 
     def _compare(self, key: ExchangeKey, own: str) -> dict[int, str] | None:
-        """What all workers gave, without waiting for them or for a coordinator that is away; None: not yet."""
+        """The values of all workers; None if some are missing. Does not wait for workers or the coordinator."""
         try:
             state = self._session.try_exchange(key, own.encode())
         except PsError as error:

@@ -1,9 +1,9 @@
 """Data split into as many batches on every replica: all-reduces of gradients need a partner for each.
 
-Every window of ``replicas * batch_size`` samples of the common order is dealt to the replicas in turn. The samples that
-are left at the end are dealt, too, so that last batches differ by one sample at most. Where these are fewer than there
-are replicas, they belong to the window before: some replicas have one sample more in their last batch. So each sample
-is used once, and none is repeated to fill up.
+Every window of ``replicas * batch_size`` samples of the common order is dealt to the replicas in turn. The remaining
+samples are dealt, too, so the last batches differ by one sample at most. If fewer samples than replicas remain, they
+join the window before: some replicas get one sample more in their last batch. Each sample is used once, and none is
+repeated as padding.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ T = TypeVar("T")
 _COMMON = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 Verify = Callable[[bytes], None]
-"""Called with a digest of an epoch's order; raises where replicas have others."""
+"""Called with a digest of an epoch's order; raises if another replica's digest differs."""
 
 
 def windows(count: int, window: int, replicas: int, *, drop_last: bool) -> list[tuple[int, int]]:
-    """First and last (exclusive) of ``count`` samples in each step. Raises ConfigError for less than one each."""
+    """First and last (exclusive) of ``count`` samples in each step. Raises ConfigError if a replica would get no
+    sample.
+    """
     full = count // window
     ends = [(each * window, (each + 1) * window) for each in range(full)]
     rest = count - full * window
@@ -199,7 +201,7 @@ class EqualStream(OwnPart, IterableDataset[list[Any]]):
         self._source, self._batch_size, self._drop_last = source, batch_size, drop_last
         self._rank, self._replicas = rank, replicas
         self._on_samples = on_samples
-        #: Compares the first items with those of other workers.
+        #: Compares the first items with those of the other workers.
         self.same: SameItems | None = None
 
     @property
@@ -217,7 +219,7 @@ class EqualStream(OwnPart, IterableDataset[list[Any]]):
         items = iter(self._source)
         for item in items if self.same is None else self.same.watch(items, checks=True):
             held.append(item)
-            # Held until it is known that enough follow for another step.
+            # Kept back until enough items follow for another step.
             if len(held) == window + self._replicas:
                 yield held[self._rank : window : self._replicas]
                 held = held[window:]
@@ -236,8 +238,8 @@ def equal_share(
 ) -> DataLoader[Any]:
     """A loader of this replica's part of ``loader``. Raises ConfigError for what cannot be split equally.
 
-    ``on_samples`` gets the number of samples of each batch. ``verify`` is called for samplers of the user's own, and of
-    streams never.
+    ``on_samples`` gets the number of samples of each batch. ``verify`` is called for the user's own samplers, never for
+    streams.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(

@@ -35,19 +35,21 @@ class LeaseFeed:
     ``close`` reports the rest and returns what was not trained.
     """
 
-    def __init__(self, call: LeaseCall, wish: LeaseAsk, sequences: Iterator[int]) -> None:
-        """``wish``: every request, without its sequence and report. ``sequences`` rise over all feeds of a process."""
+    def __init__(self, call: LeaseCall, ask: LeaseAsk, sequences: Iterator[int]) -> None:
+        """``ask``: the template of every request, without sequence and report. ``sequences`` rise over all feeds of a
+        process.
+        """
         self._call = call
-        self._wish = wish
+        self._ask = ask
         self._sequences = sequences
         self._pid = os.getpid()
         #: Guards everything below; notified at every change.
         self._changed = threading.Condition()
         self._ready: deque[Span] = deque()
-        #: Epoch of the leases: an earlier one than requested while that has items left.
-        self.lease_epoch = wish.epoch
+        #: Epoch of the leases: earlier than the requested one while the earlier one has items left.
+        self.lease_epoch = ask.epoch
         self._trained: list[Span] = []
-        #: Sequence of the request without an answer. It is repeated, since its answer may be a lease.
+        #: Sequence of the unanswered request, which is repeated: its answer may be a lease.
         self._unanswered: int | None = None
         #: The last answer had no lease.
         self._stalled = False
@@ -60,11 +62,11 @@ class LeaseFeed:
         self._pause_seconds = 0.0
         #: Ranks that hold the remaining items, while there is nothing to lease.
         self.holders: tuple[int, ...] = ()
-        self._thread = threading.Thread(target=self._run, name=f"ps-leases-{wish.dataset}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"ps-leases-{ask.dataset}", daemon=True)
         self._thread.start()
 
     def take(self) -> Span | None:
-        """The next lease; None when there is none at once, or no more. Waits for an answer that is under way.
+        """The next lease; None if none is available now, or the epoch has ended. Waits for an outstanding answer.
 
         Raises PsError: why no more leases come.
         """
@@ -79,7 +81,7 @@ class LeaseFeed:
             return span
 
     def wait(self, seconds: float) -> bool:
-        """The loop has no items: whether a lease, or the end of the epoch (``done``), came within ``seconds``.
+        """Wait up to ``seconds`` for a lease or the end of the epoch (``done``); whether either came.
 
         Raises PsError: why no more leases come.
         """
@@ -105,7 +107,9 @@ class LeaseFeed:
                 self._trained.append(span)
 
     def close(self) -> None:
-        """Report what was trained and return the rest. Takes seconds at most, raises nothing, may be repeated."""
+        """Report what was trained and give back the rest. Takes a few seconds at most, raises nothing, may be
+        repeated.
+        """
         with self._changed:
             if self._closed or os.getpid() != self._pid:
                 return
@@ -113,14 +117,12 @@ class LeaseFeed:
             self._changed.notify_all()
             if self._done or self._error is not None:
                 return
-            # A request under way has a lower sequence: it comes before this one, or is refused.
+            # An outstanding request has a lower sequence: it arrives before this one, or is refused.
             ask = self._request(next(self._sequences), 0)
         try:
             self._call(ask, 0.0, BRIEF_CALL_SECONDS)
         except PsError as error:
-            log.warning(
-                "leases", "leases on '%s' are given back when this worker leaves: %s", self._wish.dataset, error
-            )
+            log.warning("leases", "leases on '%s' are given back when this worker leaves: %s", self._ask.dataset, error)
 
     @property
     def _ended(self) -> bool:
@@ -159,12 +161,12 @@ class LeaseFeed:
             # Only a request without a report is parked, since others may wait for the report; and not the first one,
             # so that the holders of the remaining items are known soon.
             wait_seconds = times.LEASE_SECONDS if self._dry and self._stalled else 0.0
-            return self._request(self._unanswered, self._wish.lease_items), wait_seconds
+            return self._request(self._unanswered, self._ask.lease_items), wait_seconds
 
     def _request(self, sequence: int, lease_items: int) -> LeaseAsk:
         trained = tuple(self._trained)
         return replace(
-            self._wish, sequence=sequence, lease_items=lease_items, trained=trained, trained_epoch=self.lease_epoch
+            self._ask, sequence=sequence, lease_items=lease_items, trained=trained, trained_epoch=self.lease_epoch
         )
 
     def _take_in(self, ask: LeaseAsk, answer: LeaseAnswer, away: Retryable | None) -> None:
@@ -181,7 +183,7 @@ class LeaseFeed:
             self._changed.notify_all()
 
     def _forget_reported(self, reported: tuple[Span, ...]) -> None:
-        """Drop ``reported`` from what is to be reported; its last range may have grown since."""
+        """Remove ``reported`` from the pending report; its last range may have grown since."""
         if reported:
             grown = Span(reported[-1].end, self._trained[len(reported) - 1].end)
             self._trained[: len(reported)] = [grown] if len(grown) else []
@@ -217,7 +219,7 @@ class LeasedData(OwnPart, Sampler[Any]):
         self._order: tuple[int, Sequence[Any]] = (-1, ())
         #: Sampled and not reported yet, in the order sampled.
         self._sampled: deque[Span] = deque()
-        #: Steps made when the loop got its present batch; None when it has none.
+        #: The number of steps when the loop got its current batch; None if it has none.
         self._steps_before: int | None = None
 
     @property
@@ -247,8 +249,8 @@ class LeasedData(OwnPart, Sampler[Any]):
             self.end(self._feed)
         self._sampled.clear()
         items = lease_items(self._length, self._batch_items, len(self._session.workers))
-        wish = LeaseAsk(self.name, self._length, next(self._epochs), items, sequence=0, batch_items=self._batch_items)
-        feed = self._feed = LeaseFeed(self._session.lease_data, wish, self._session.sequences)
+        ask = LeaseAsk(self.name, self._length, next(self._epochs), items, sequence=0, batch_items=self._batch_items)
+        feed = self._feed = LeaseFeed(self._session.lease_data, ask, self._session.sequences)
         return feed
 
     def wait_for_items(self, feed: LeaseFeed, idle: Callable[[], AbstractContextManager[None]]) -> bool:
@@ -262,11 +264,11 @@ class LeasedData(OwnPart, Sampler[Any]):
         return not feed.done
 
     def handed_out(self) -> None:
-        """The loop gets a batch."""
+        """Note that the loop gets a batch."""
         self._steps_before = self._session.stepped
 
     def trained(self, feed: LeaseFeed, items: int | None = None) -> None:
-        """The loop has finished the oldest ``items`` sampled; all of them by default, or where there are fewer."""
+        """Note that the loop has finished the oldest ``items`` sampled; by default, or if there are fewer, all."""
         with self._session.termination.section():
             self._steps_before = None
             left = self._length if items is None else items
@@ -358,7 +360,7 @@ class LeasedLoader(DataLoader[T]):
                     self.on_samples(batch_samples(batch) if batched else 1)
                     yield batch
                     leases.trained(feed, items)
-                # What drop_last leaves out counts as trained.
+                # Items that drop_last omits count as trained.
                 leases.trained(feed)
         finally:
             leases.end(feed)

@@ -1,4 +1,4 @@
-"""Notices data that is not the same on all workers: a dataset or sampler that splits itself is split a second time."""
+"""Detects data that differs between workers: a dataset or sampler that splits itself would be split twice."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ Compare = Callable[[str], Mapping[int, str] | None]
 
 
 class SameItems:
-    """Of one dataset or sampler that is split by rank. Used in the training process; ``watch`` in a loader's, too.
+    """Checks one dataset or sampler that is split by rank. Used in the training process; ``watch`` also in a loader's
+    process.
 
-    The first items that this worker reads, before its part is taken, are compared with those of the others. It waits
-    for nobody: it asks at the first batch, and after twice as many each time.
+    Compares the first items that this worker reads, before its part is taken, with those of the other workers. It does
+    not wait for them: it asks at the first batch, then after twice as many batches each time.
     """
 
     def __init__(self, what: str, world_size: int, length: int | None, compare: Compare) -> None:
-        """``what`` is watched, such as "iterable dataset". ``length``: of its items, where that is known."""
+        """``what``: the kind of source, such as "iterable dataset". ``length``: its number of items, if known."""
         self._what = what
         self._world_size = world_size
         self._length = length
         self._compare = compare
-        # Also written by a loader's process, which may have been spawned: 0 until all have been read.
+        # A loader's process, perhaps a spawned one, writes here too. 0 until all items have been read.
         self._digest = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._asks = itertools.count(1)
         self._settled = world_size < 2
 
     def watch(self, items: Iterator[T], *, checks: bool) -> Iterator[T]:
-        """``items``, of which the first are noted. ``checks``: in the training process, this also checks them."""
+        """Yield ``items``, noting the first ones. ``checks``: also compare them; for the training process."""
         digest = hashlib.blake2b(digest_size=8)
         count = 0
         for count, item in enumerate(items, 1):
@@ -62,7 +63,9 @@ class SameItems:
                 self.check()
 
     def check(self, *_: object) -> None:
-        """Compare with the others, where the first items are known and it is time. Warns once of a difference."""
+        """Compare with the other workers once the first items are known and a comparison is due. Warns once of a
+        difference.
+        """
         if self._settled or not int(self._digest[0]) or (number := next(self._asks)) & (number - 1):
             return
         own = f"{int(self._digest[1]):x}"
@@ -75,7 +78,7 @@ class SameItems:
             self._warn(others[0])
 
     def verify(self, digest: bytes) -> None:
-        """Compare an order that has this digest, of the first epoch."""
+        """Compare the digest of the first epoch's order."""
         if not int(self._digest[0]):
             self._note(digest)
         self.check()
@@ -103,7 +106,7 @@ class SameItems:
 
 
 def _add(digest: hashlib.blake2b, item: Any) -> None:
-    """Add what can be compared of ``item``; of other objects, their class."""
+    """Add the comparable parts of ``item`` to the digest; for other objects, their class."""
     if isinstance(item, torch.Tensor):
         _add(digest, item.detach().cpu().reshape(-1)[:_MOST_BYTES].contiguous().view(torch.uint8).numpy())
     elif isinstance(item, np.ndarray) and item.dtype.kind in "biufcUS":

@@ -61,16 +61,16 @@ class Share:
 
 
 class OwnPart(ABC):
-    """What yields one worker's part alone: it is not to be split again. ``whole`` has all of it."""
+    """Base of sources that yield one worker's part of ``whole``. It must not be split again."""
 
     @property
     @abstractmethod
     def whole(self) -> object:
-        """What was split."""
+        """The source that was split."""
 
     @property
     def own_length(self) -> int | None:
-        """How much of it is in this part; None: that is not known."""
+        """The number of elements in this part; None if unknown."""
         return length_of(self)
 
 
@@ -78,9 +78,9 @@ class ShareSampler(OwnPart, Sampler[T]):
     """The worker's own elements of a sampler that all workers have. Used by one DataLoader in its own process.
 
     Each iteration takes the next epoch. The order is that of ``source``; torch's random samplers are drawn from (seed,
-    epoch) instead of their own generator, so all workers draw the same order. Element k of worker r is element
-    ``k * world_size + r`` of that order: the k-th batches of all workers together are one window of it, every
-    element is taken by exactly one worker, and none is repeated to fill up. Parts differ by at most one element.
+    epoch) instead of their own generator, so all workers draw the same order. Element k of worker r is element ``k *
+    world_size + r`` of that order: the k-th batches of all workers together are one window of it, every element is
+    taken by exactly one worker, and none is repeated as padding. Parts differ by at most one element.
     """
 
     def __init__(self, source: Iterable[T], share: Share, epochs: Iterator[int]) -> None:
@@ -121,8 +121,9 @@ class ShareSubset(OwnPart, Subset[T]):
 class ShareIterable(OwnPart, IterableDataset[T]):
     """The worker's own items of an iterable dataset that yields the same items in the same order on every worker.
 
-    Iterated in the training process, or in each of a DataLoader's processes: these share the worker's items among
-    them. The dataset sees no ``get_worker_info()`` meanwhile, so one that would split itself by it is split once.
+    Iterated in the training process, or in each of a DataLoader's processes: these share the worker's items among them.
+    ``get_worker_info()`` is hidden from the dataset meanwhile, so a dataset that splits itself by it is split only
+    once.
     """
 
     def __init__(self, source: IterableDataset[T], share: Share) -> None:
@@ -152,13 +153,13 @@ class ShareIterable(OwnPart, IterableDataset[T]):
 class OwnIteration(DataLoader[Any]):
     """The base of the class that ``with_own_iteration`` makes: checks the ``__iter__`` of the user's own class.
 
-    That has to take its batches from ``DataLoader.__iter__``. One that reads the dataset itself, or continues what its
-    constructor has begun, would give every worker all the data.
+    The method must take its batches from ``DataLoader.__iter__``. If it read the dataset itself, or continued an
+    iteration begun in the constructor, every worker would get all the data.
     """
 
     #: Called with the samples of each batch.
     on_samples: Callable[[int], None] = staticmethod(lambda samples: None)
-    #: torch's own ``__iter__`` has begun to read the part.
+    #: Whether torch's own ``__iter__`` has begun to read the part.
     _split = False
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -188,12 +189,12 @@ class ShareLoader(DataLoader[T]):
 
 
 def shard(data: Any, share: Share, epochs: Iterator[int], on_samples: Callable[[int], None]) -> Any:
-    """Give this worker's part of ``data``.
+    """Return this worker's part of ``data``.
 
     - A ``DataLoader`` gives a ``DataLoader`` with the same arguments (``batch_size`` stays per worker) over this
-      worker's elements of its sampler; with a ``batch_sampler`` of the user's, over every world_size-th batch.
-      Samplers of the user's own are taken as they are and have to yield the same on every worker. A subclass keeps its
-      own ``__iter__`` where that takes its batches from ``DataLoader.__iter__``; else its first batch is a ConfigError.
+      worker's elements of its sampler; with a ``batch_sampler`` of the user's, over every world_size-th batch. The
+      user's own samplers are used unchanged and must yield the same on every worker. A subclass keeps its own
+      ``__iter__`` if it takes its batches from ``DataLoader.__iter__``; otherwise its first batch raises ConfigError.
     - An ``IterableDataset``, alone or in a ``DataLoader``, gives every world_size-th item.
     - Another ``Dataset`` gives a ``Subset``: items rank, rank + world_size, …
 
@@ -234,7 +235,7 @@ def rebuilt(
 ) -> L:
     """A loader of ``kind`` with the arguments of ``loader`` but for its sampler, or batch sampler, and ``changes``.
 
-    Raises ConfigError for data that was split already, and for an ``__iter__`` of the user's.
+    Raises ConfigError for data that is already split, and for a class with its own ``__iter__``.
     """
     if iterates_by_itself(loader):
         raise own_iteration_refused(loader)
@@ -268,11 +269,13 @@ def own_iteration_refused(loader: DataLoader[Any]) -> ConfigError:
 
 
 def with_own_iteration(loader: DataLoader[Any], share: Share, epochs: Iterator[int]) -> OwnIteration:
-    """A copy of ``loader``, of its own class, over this worker's part. Raises ConfigError for data split already."""
+    """A copy of ``loader``, of its own class, over this worker's part. Raises ConfigError for data that is already
+    split.
+    """
     refuse_split_data(loader)
     own: OwnIteration = copy.copy(loader)  # type: ignore[assignment]
     object.__setattr__(own, "__class__", type(type(loader).__name__, (OwnIteration, type(loader)), {}))
-    # torch forbids these changes after the constructor; this copy is still being made.
+    # torch forbids these changes after the constructor; the copy is still under construction.
     own._DataLoader__initialized = False
     if isinstance(loader.dataset, IterableDataset):
         own.dataset = ShareIterable(loader.dataset, share)
@@ -330,7 +333,7 @@ def refuse_split_data(data: object) -> None:
 
 
 def _parts(data: object) -> Iterator[object]:
-    """``data`` and what it takes its items from: samplers, and datasets in datasets."""
+    """``data`` and its sources: samplers, and nested datasets."""
     seen: set[int] = set()
     left: list[object] = [data]
     while left and len(seen) < _MOST_PARTS:
@@ -354,7 +357,7 @@ def _is_nested(value: object) -> bool:
 
 
 def _splits_by_rank(each: object) -> bool:
-    """Whether this gives one of several processes its part: DistributedSampler, those of accelerate and datasets."""
+    """Whether ``each`` splits by process, as DistributedSampler and classes of accelerate and datasets do."""
     found = vars(each) if hasattr(each, "__dict__") else {}
     if isinstance(each, DistributedSampler) or getattr(found.get("_distributed"), "world_size", 1) > 1:
         return True
@@ -367,7 +370,7 @@ def _splits_by_rank(each: object) -> bool:
 
 
 def length_of(data: Any) -> int | None:
-    """``len(data)``; None where it has none."""
+    """``len(data)``; None if it has no length."""
     try:
         return len(data)
     except TypeError:
@@ -375,7 +378,7 @@ def length_of(data: Any) -> int | None:
 
 
 def _seeded(source: Any, generator: torch.Generator) -> Any:
-    """``source``, or a copy that draws from ``generator`` where it is one of torch's random samplers."""
+    """``source``; for one of torch's random samplers, a copy that draws from ``generator``."""
     if isinstance(source, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
         source = copy.copy(source)
         source.generator = generator

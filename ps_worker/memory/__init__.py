@@ -1,1 +1,1 @@
-"""The flat memory that parameters are views of, and the bytes each shard's region takes there."""
+"""The flat memory that parameters are views of, and the bytes of each shard's region in it."""

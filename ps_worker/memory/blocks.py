@@ -37,9 +37,9 @@ class FlatMemory:
     ) -> None:
         """``segment``: shared memory to use and keep; None: memory of its own.
 
-        ``own``: what another block had as its ``own``, used as it is where it is large enough; else zeros.
+        ``own``: the ``own`` memory of another block, reused as it is if large enough; else zeros.
         """
-        #: Host memory that no other process has, of any size; None: it cannot be used again.
+        #: Private host memory that another block may reuse; None: not reusable.
         self.own: torch.Tensor | None = None
         pinned = any(device.type == "cuda" for device in homes)
         self._segment = segment
@@ -66,7 +66,7 @@ class FlatMemory:
         return alone(data).view(getattr(torch, dtype.value)).view(shape)
 
     def on_device(self, device: torch.device, begins: Iterable[int]) -> tuple[torch.Tensor, list[int]]:
-        """All that ``device`` has as words of 8 bytes, flat, and the positions there of host bytes ``begins``."""
+        """The whole mirror of ``device`` as flat words of 8 bytes, and the positions in it of host bytes ``begins``."""
         mirror = self._mirrors[device]
         return mirror.words, [mirror.position(begin) for begin in begins]
 
@@ -99,7 +99,7 @@ class FlatMemory:
         return self.wait
 
     def take_over(self, old: FlatMemory) -> None:
-        """Copy all bytes of ``old``, which has the same homes: the host's, and each device's as they are there."""
+        """Copy all bytes of ``old``, which has the same homes, on the host and on each device."""
         for device, mirror in self._mirrors.items():
             mirror.take_over(old._mirrors[device])
         self.host.copy_(old.host)
@@ -135,7 +135,7 @@ class Mirror:
         self._offsets: list[int] = []
         total = 0
         for begin, end in ranges:
-            # With the offset from the alignment that it has on the host: wider elements may follow.
+            # Keep the host's offset from the alignment: wider elements may follow.
             first = total + begin % ALIGNMENT_BYTES
             self._offsets.append(first - begin)
             total = aligned(first + end - begin)
@@ -171,7 +171,7 @@ class Mirror:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def take_over(self, old: Mirror) -> None:
-        """Copy all bytes of ``old``; no copy of its own is under way on return."""
+        """Copy all bytes of ``old``; done on return."""
         old.wait()
         self._values.copy_(old._values)
 

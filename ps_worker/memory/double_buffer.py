@@ -1,4 +1,4 @@
-"""Two memories for a model's parameters: one that it computes with, and one that the next parameters arrive in."""
+"""Double-buffers a model's parameters: it computes with one memory while the next parameters arrive in the other."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class DoubleBuffer:
     ) -> None:
         """``both``: host memory for two, the first half of which is ``first``'s.
 
-        ``views``: of each parameter's front in ``first``; kept up to date, as ``addresses`` are.
+        ``views``: each parameter's front, initially in ``first``; kept up to date, like ``addresses``.
 
-        ``apart``: numbers of parameters with memory of their own, which are not given any; may grow.
+        ``apart``: numbers of parameters that keep memory of their own; may grow.
         """
-        #: All bytes of both, and where those of the second begin.
+        #: All bytes of both memories, and where the second begins.
         self.both, self.second_begin = both, plan.total_bytes
         second = FlatMemory(plan.total_bytes, {HOST: [(0, plan.total_bytes)]}, own=both[plan.total_bytes :])
         #: The second has the front of variables in ``turned``.
@@ -64,13 +64,15 @@ class DoubleBuffer:
         #: Their places.
         self._turned_ranges: list[Range] = []
         self._users = {n: storage_users(parameters[n]) for n in self._large}
-        #: By shard, indexes of slices: what has arrived, and the payload that memory was given for last.
+        #: By shard, slice indexes: those that have arrived, and those of the payload expected last.
         self._arrived: dict[int, frozenset[int]] = {}
         self._expected: dict[int, frozenset[int]] = {}
         self.lay_out(plan)
 
     def lay_out(self, plan: FlatPlan) -> None:
-        """Slices have moved between shards; what has arrived from them, and has not landed, is lost."""
+        """Use the layout after slices have moved between shards. Payloads that arrived but have not landed are
+        dropped.
+        """
         self._plan = plan
         self._arrived = {}
         of_slices = (span.slice.variable for layout in plan.layouts for span in layout.slices)
@@ -79,13 +81,13 @@ class DoubleBuffer:
         self._parts = lru_cache(_CACHED_PATTERNS)(self._found_parts)
 
     def fronts(self, ranges: Iterable[Range]) -> list[memoryview]:
-        """What the model uses at ``ranges`` of flat memory."""
+        """The front memory at ``ranges`` of flat memory."""
         return list(self._cut(ranges, back=False))
 
     def expect(self, shard: int, absent: tuple[int, ...], buffers: bool) -> list[memoryview]:
         """The back memory for a payload of ``shard`` without the slices ``absent``, by index, and perhaps ``buffers``.
 
-        What is overwritten has not arrived until all of it is there.
+        Slices that it overwrites count as not arrived until the payload is complete.
         """
         self._expected[shard] = expected = self._present(shard, absent, buffers)
         if shard in self._arrived:
@@ -93,17 +95,17 @@ class DoubleBuffer:
         return list(self._cut(self._plan.ranges(shard, absent, buffers), back=True))
 
     def complete(self, shard: int) -> None:
-        """The payload of ``shard`` that was expected last is there."""
+        """Note that the payload expected last from ``shard`` is complete."""
         expected = self._expected[shard]
         before = self._arrived.get(shard)
         self._arrived[shard] = before | expected if before else expected
 
     def forget(self, shard: int) -> None:
-        """Drop what has arrived from ``shard``: newer values are written to the front."""
+        """Drop what has arrived from ``shard``: newer values are about to be written to the front."""
         self._arrived.pop(shard, None)
 
     def land(self) -> None:
-        """Make all that has arrived the front."""
+        """Make all arrived values the front."""
         if not self._arrived:
             return
         found: dict[int, list[Range]] = {}
@@ -131,7 +133,7 @@ class DoubleBuffer:
         self.turned ^= {number}
         views, backs, parameter = self._views, self._backs, self._parameters[number]
         views[number], backs[number] = backs[number], views[number]
-        # One that was given other memory a moment ago keeps that.
+        # A parameter that was just given other memory keeps it.
         if number not in self._apart and parameter.data_ptr() == self._addresses[number]:
             parameter.data = views[number]
             self._addresses[number] = parameter.data_ptr()
@@ -143,10 +145,10 @@ class DoubleBuffer:
             target.host[begin:end].copy_(source.host[begin:end])
 
     def _cut(self, ranges: Iterable[Range], *, back: bool) -> Iterator[memoryview]:
-        """``ranges`` in the memory that each part's front or back is in."""
+        """``ranges``, split between the memories that hold each part's front or back."""
         plain, other = (memory.bytes for memory in (self.memories[::-1] if back else self.memories))
         for begin, end in ranges:
-            # From the last range on that begins before: it may reach into this one.
+            # Start at the last range that begins before: it may reach into this one.
             at = max(0, bisect_right(self._turned_ranges, begin, key=itemgetter(0)) - 1)
             for first, last in overlap(self._turned_ranges[at:], (begin, end)):
                 if begin < first:
@@ -161,14 +163,16 @@ class DoubleBuffer:
         return frozenset(n for n, s in slices if n not in missing and (buffers or s.variable.kind is Kind.PARAMETER))
 
     def _found_parts(self, shard: int, slices: frozenset[int]) -> tuple[list[Range], list[tuple[int, list[Range]]]]:
-        """Places of slices that are copied always; and of each slice of a large parameter, with the parameter."""
+        """The ranges of slices that are always copied; and the ranges of each large parameter's slices, with the
+        parameter.
+        """
         variables = [(index, self._plan.layouts[shard].slices[index].slice.variable) for index in sorted(slices)]
         large = [(number, self._plan.values(shard, [index])) for index, number in variables if number in self._large]
         return self._plan.values(shard, [index for index, number in variables if number not in self._large]), large
 
 
 class BackRegion:
-    """In place of a ``ReceiveBuffer``: one shard's parameters arrive in the model's back memory until it publishes."""
+    """A ``ReceiveBuffer`` without its own memory: one shard's parameters arrive in the model's back memory."""
 
     def __init__(self, memory: DoubleBuffer, shard: int) -> None:
         self._memory = memory
@@ -179,6 +183,6 @@ class BackRegion:
         return self._memory.expect(self._shard, result.absent, result.with_buffers)
 
     def complete(self, result: StepAnswer) -> None:
-        """The payload of ``result`` is in its place."""
+        """Note that the payload of ``result`` has arrived."""
         if result.payload_bytes:
             self._memory.complete(self._shard)

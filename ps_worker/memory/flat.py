@@ -21,17 +21,15 @@ class FlatModel:
     """Called from the training thread only.
 
     ``param.data`` of every bound parameter becomes a view of ``parameters`` (as DDP and FSDP do) with a storage of its
-    own, values kept. A parameter whose memory is not contiguous (channels_last, transposed) keeps its own, and so does
-    one that has other memory later (``flatten_parameters``, ``param.data = …``, ``share_memory``): they are copied, as
-    buffers are, which stay the user's own tensors. Flat memory is allocated once, here.
+    own, values kept. A parameter that is not contiguous (channels_last, transposed) keeps its own memory, and so does
+    one that is given other memory later (``flatten_parameters``, ``param.data = …``, ``share_memory``). Those are
+    copied, as are buffers, which remain the user's tensors. Flat memory is allocated once, here.
 
-    Where it is ``doubled``, parameters arrive in the other memory of a DoubleBuffer, and become views of that one.
+    With ``doubled``, parameters arrive in the back memory of a DoubleBuffer and become views of it.
     """
 
     def __init__(self, bindings: Bindings, shard_map: ShardMap, *, doubled: bool = False) -> None:
-        """``doubled`` is without effect where a device has parameters, which are copied there, and where it cannot be
-        seen who uses a tensor.
-        """
+        """``doubled`` has no effect if parameters are on a device, or if this torch cannot count a tensor's users."""
         self.plan = FlatPlan(shard_map)
         self._bindings = bindings
         devices = bindings.devices
@@ -55,14 +53,14 @@ class FlatModel:
         #: Numbers of the parameters with memory of their own.
         self._apart: list[int] = []
         self._bind()
-        #: None: what arrives is written to ``parameters``.
+        #: None: received values are written to ``parameters``.
         self.double: DoubleBuffer | None = None
         if both is not None:
             self.double = DoubleBuffer(
                 self.plan, both, self.parameters, bindings.parameters, self._views, self._addresses, self._apart
             )
         self._written = WrittenValues(bindings, self.plan, self.parameters, self._views, self._apart, self.double)
-        #: Storages have been moved by others (``share_memory``), which may have moved those of gradients too.
+        #: Whether other code has moved storages (``share_memory``); it may have moved those of gradients too.
         self.has_moved_storages = False
 
     @torch.no_grad()
@@ -77,7 +75,7 @@ class FlatModel:
         self._addresses = [p.data_ptr() for p in self._bindings.parameters]
 
     def lay_out(self, shard_map: ShardMap) -> None:
-        """Slices have moved between shards; all values stay where they are."""
+        """Use the layout after slices have moved between shards; all values stay in place."""
         self.plan = FlatPlan(shard_map, self.plan)
         if self.double:
             self.double.lay_out(self.plan)
@@ -93,14 +91,15 @@ class FlatModel:
             self._bindings.buffer_values()
 
     def check_in_place(self) -> None:
-        """Let parameters that have other memory now keep it. Raises InvalidRequest where its kind has changed."""
+        """Let parameters with other memory keep it. Raises InvalidRequest if dtype, shape or device has changed."""
         if list(map(torch.Tensor.data_ptr, self._bindings.parameters)) != self._addresses:
             self._detach_moved()
 
     def written(self, *, on_devices: bool = True) -> tuple[int, ...]:
-        """Numbers of the variables that the user has set since they were published. Raises as ``check_in_place``.
+        """Numbers of the variables that the user has written since publication. Raises as ``check_in_place``.
 
-        Not ``on_devices``: nothing waits for devices, unless some are found; else ``written_on_devices`` has the rest.
+        Without those ``on_devices`` it does not wait for devices unless it finds some; ``written_on_devices`` finds the
+        rest.
         """
         self.check_in_place()
         found = self._written.found()
@@ -110,7 +109,7 @@ class FlatModel:
 
     @property
     def unsure(self) -> frozenset[int]:
-        """Of those found by ``written`` last, the variables of which it is not known whether any value is another."""
+        """Of the variables that ``written`` found last, those whose values may be unchanged."""
         return self._written.unsure
 
     def watch(self, numbers: Iterable[int]) -> None:
@@ -118,11 +117,11 @@ class FlatModel:
         self._written.watch(numbers)
 
     def written_on_devices(self) -> tuple[int, ...]:
-        """Those that ``written`` has left out. From any thread, before ``written`` is called twice again."""
+        """The variables that ``written`` left out. From any thread, before the second next call of ``written``."""
         return self._written.on_devices() if self._mirrored else ()
 
     def mark_published(self) -> None:
-        """All present values of the module are the cluster's."""
+        """Note that all current values of the module are the cluster's."""
         self._written.parameters_published()
         self._written.buffers_published()
 
@@ -131,23 +130,23 @@ class FlatModel:
         return self._bindings.parameters[number].grad is None
 
     def values_of(self, number: int) -> torch.Tensor:
-        """The parameter of this number as the module has it."""
+        """The module's current values of the parameter of this number."""
         return self._bindings.parameters[number].detach()
 
     @torch.no_grad()
     def collect_values(self) -> None:
-        """Make host memory hold all parameters and buffers as the module has them now, to upload them."""
+        """Copy the module's current parameters and buffers to host memory, to upload them."""
         self._copy_apart(self._views, self._bindings.parameters)
         if self._buffer_views:
             torch._foreach_copy_(self._buffer_views, self._bindings.buffer_values())
         self.parameters.to_host((0, self.plan.total_bytes))
 
     def pieces(self, ranges: Sequence[Range]) -> list[memoryview]:
-        """Host memory of what the model uses at ``ranges``."""
+        """Host memory of the values that the model uses at ``ranges``."""
         return self.double.fronts(ranges) if self.double else self.parameters.pieces(ranges)
 
     def forget_arrived(self, shard: int) -> None:
-        """Newer values of ``shard`` are written to ``pieces``: what has arrived and is not published is dropped."""
+        """Drop unpublished values from ``shard``: newer ones are about to be written to ``pieces``."""
         if self.double:
             self.double.forget(shard)
 
@@ -160,7 +159,7 @@ class FlatModel:
     def publish_parameters(self, step: Step | None = None) -> None:
         """Make received parameters the module's, and let autograd know that they changed in place.
 
-        ``step``: of this worker, after which they are; None: of the last publication.
+        ``step``: the worker's step that they follow; None: that of the last publication.
         """
         if self._mirrored:
             self.parameters.to_devices(self._span(Kind.PARAMETER))
@@ -180,7 +179,7 @@ class FlatModel:
         self._written.buffers_published()
 
     def buffers_sent(self) -> None:
-        """The present buffers of the module are being pushed."""
+        """Note that the module's current buffers are being pushed."""
         self._written.buffers_published()
 
     def changed_buffers(self) -> tuple[int, ...]:
@@ -210,7 +209,7 @@ class FlatModel:
                 )
             if number not in self._apart:
                 if view.data_ptr() != self._addresses[number]:
-                    # Not the parameter alone has other memory: its storage has, and the view with it.
+                    # Not only the parameter has other memory: its storage has, and so has the view.
                     memory = self.double.memories[number in self.double.turned] if self.double else self.parameters
                     begin, variable = self.plan.offsets[number], self.plan.variables[number]
                     self._views[number] = memory.view(view.device, begin, variable.dtype, variable.shape)

@@ -1,4 +1,4 @@
-"""Finds the values of a model that the user has set since the cluster's values were published to it."""
+"""Finds the values of a model that the user has written since the cluster's values were published."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class WrittenValues:
     """Used by the model's FlatModel, in the training thread; ``on_devices`` also in that of an exchange.
 
     A write to a parameter itself raises its version: ``copy_``, ``load_state_dict``, ``torch.nn.init``, ``max_norm``.
-    Versions are compared in every step. Where one has risen and the values are as before, since others were put in
-    their place and taken out again, nothing was written, if all values or their sums are known; else it is ``unsure``.
-    A write through ``param.data`` or numpy does not raise it. For these, values are compared in every step: all of a
-    small model, a sample of each variable of a larger one, which a write of a whole variable changes. Sums of all
-    values are compared in the first steps, then those of some variables in turn, and in every step those of a variable
-    in which such a write was found once. Parameters with memory of their own are compared with the received values,
-    element by element.
+    Versions are compared in every step. A version may rise although the values are the same, because they were replaced
+    and restored. If all values or their sums are known, this does not count as a write; else it is ``unsure``. A write
+    through ``param.data`` or numpy does not raise it. For these, values are compared in every step: all of a small
+    model, a sample of each variable of a larger one, which a write of a whole variable changes. Sums of all values are
+    compared in the first steps, then those of some variables in turn, and in every step those of a variable in which
+    such a write was found once. Parameters with memory of their own are compared with the received values, element by
+    element.
     """
 
     def __init__(
@@ -76,14 +76,15 @@ class WrittenValues:
         apart: Sequence[int],
         double: DoubleBuffer | None = None,
     ) -> None:
-        """``received``: the memory that each parameter's values are in as received: its own, but for those ``apart``.
+        """``received``: the memory with each parameter's values as received; its own memory, except for those
+        ``apart``.
 
-        The owner may put other memory in its place. ``memory`` has them all, or ``double`` where there is one.
+        The owner may replace entries. ``memory`` contains all values, or ``double`` if there is one.
         """
         self._bindings = bindings
         self._parameters = bindings.parameters
         self._received = received
-        #: Shared with the owner, who adds to it.
+        #: Shared with the owner, which adds to it.
         self._apart = apart
         self._versions: list[int] | None = None
         self._buffers: list[tuple[int, int]] = []
@@ -95,7 +96,7 @@ class WrittenValues:
         self._sums: dict[int, object] = {}
         #: Parameters that have been written without a new version, or whose values were put back.
         self._watched: set[int] = set()
-        #: Of those found last, the ones with a new version whose samples are as before: some values may not be.
+        #: Of the parameters found last, those with a new version and unchanged samples: other values may have changed.
         self.unsure: frozenset[int] = frozenset()
         self._offsets = plan.offsets
         self._windows = _windows([p.nbytes for p in bindings.parameters])
@@ -117,7 +118,7 @@ class WrittenValues:
         ]
 
     def parameters_published(self, step: Step | None = None) -> None:
-        """The parameters are the cluster's now, those after ``step``; None: as the last time."""
+        """Note that the parameters are the cluster's, after ``step``; None: the same step as last time."""
         self._step = step or self._step
         self._versions = list(map(_VERSION, self._parameters))
         self._host.take(self._step[1])
@@ -126,9 +127,9 @@ class WrittenValues:
         self._published += 1
 
     def found(self) -> tuple[int, ...]:
-        """Numbers of the parameters that were written since; none before the first publication.
+        """Numbers of the parameters written since publication; none before the first publication.
 
-        Without those on devices that only samples show: ``on_devices`` tells them, after this.
+        Without those on devices that only samples detect: call ``on_devices`` afterwards for them.
         """
         if self._versions is None:
             return ()
@@ -159,7 +160,7 @@ class WrittenValues:
         if number in self._apart:
             return self._is_received(number)
         if self._received[number].device != HOST:
-            # Exact: the host has what the device was given, unless the next values are arriving.
+            # Exact: the host has the values copied to the device, unless the next ones are arriving.
             begin = self._offsets[number]
             there = self._received[number].cpu().reshape(-1).view(torch.uint8)
             return torch.equal(there, self._memory.host[begin : begin + len(there)])
@@ -168,7 +169,7 @@ class WrittenValues:
         return number in sums and sums[number] == self._sums[number]
 
     def on_devices(self) -> tuple[int, ...]:
-        """Numbers of the parameters on devices that differed when ``found`` was called, once they have been copied."""
+        """Numbers of the parameters on devices that differed when ``found`` was called. Waits for their copies."""
         if self._versions is None:
             return ()
         past = {n for each in self._on_devices for n in each.changed()}.difference(self._apart)
@@ -176,11 +177,11 @@ class WrittenValues:
         return tuple(sorted(past))
 
     def buffers_published(self) -> None:
-        """The buffers are the cluster's now, or are being pushed."""
+        """Note that the buffers are the cluster's, or are being pushed."""
         self._buffers = self._buffer_versions()
 
     def changed_buffers(self) -> tuple[int, ...]:
-        """Numbers of the variables that are buffers and have changed since."""
+        """Numbers of the buffer variables that have changed since."""
         first = len(self._parameters)
         now = self._buffer_versions()
         return tuple(first + n for n, each in enumerate(now) if n >= len(self._buffers) or each != self._buffers[n])
@@ -193,7 +194,7 @@ class WrittenValues:
         return torch.equal(self._parameters[number].detach(), self._received[number])
 
     def _window(self) -> Sequence[int]:
-        """The parameters whose values are checked whole this time."""
+        """The parameters whose values are all checked in this step."""
         if isinstance(self._host, _Whole):
             return ()
         if self._published < _WHOLE_PROBES:
@@ -204,7 +205,7 @@ class WrittenValues:
         return self._windows[(phase + clock // _PROBE_EVERY) % len(self._windows)]
 
     def _summed(self, numbers: Iterable[int]) -> dict[int, object]:
-        """The sums of each parameter's bytes as integers: by column, on devices in all."""
+        """The sums of each parameter's bytes as integers: by column; on devices, one in total."""
         sums: dict[int, object] = {}
         elsewhere: list[int] = []
         for number in numbers:
@@ -215,7 +216,7 @@ class WrittenValues:
             else:
                 elsewhere.append(number)
         if elsewhere:
-            # One wait for the devices, not one for each.
+            # Wait for the devices once, not for each parameter.
             totals = [_as_words(self._received[n]).sum(dtype=torch.int64) for n in elsewhere]
             sums.update(zip(elsewhere, torch.stack([total.cpu() for total in totals]).tolist(), strict=True))
         return sums
@@ -231,9 +232,9 @@ def _column_sums(words: npt.NDArray[Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where variables are in flat memory, in words: they begin at multiples of 64 bytes, and fill the last with zeros.
+    """The positions of variables in flat memory, in words. They begin at multiples of 64 bytes, padded with zeros.
 
-    In the order of their places, without empty ones.
+    In the order of their positions, without empty variables.
     """
 
     numbers: npt.NDArray[np.int64]
@@ -249,21 +250,21 @@ class _Places:
 
     @property
     def end_bytes(self) -> int:
-        """Behind the last one."""
+        """The end of the last variable."""
         return int((self.first[-1] + self.words[-1]) * _WORD_BYTES) if len(self.first) else 0
 
     @property
     def begin_bytes(self) -> int:
-        """Of the first one."""
+        """The beginning of the first variable."""
         return int(self.first[0] * _WORD_BYTES) if len(self.first) else 0
 
     def samples(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Rising places of words, and for each the index of its variable here. The same in every process."""
+        """Ascending word positions, and for each the index of its variable here. The same in every process."""
         total = int(self.words.sum())
         wanted = min(max(total // _WORDS_PER_SAMPLE, _SAMPLED_WORDS), _MOST_SAMPLED_WORDS)
         counts = np.minimum(self.words, _OF_EACH + wanted * self.words // max(1, total))
         owners = np.repeat(np.arange(len(counts)), counts)
-        # One place in each of as many equal parts of a variable, spread evenly by multiples of irrational numbers.
+        # One word in each of as many equal parts of a variable, spread evenly by multiples of irrational numbers.
         part = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
         sizes, each = self.words[owners], self.words[owners] / counts[owners]
         within = [(part * 0.6180339887498949 + number * 0.7548776662466927) % 1.0 for number in range(_SAMPLES)]
@@ -290,8 +291,8 @@ class _Whole:
         self._taken[:] = self._now
 
     def changed(self) -> set[int]:
-        """Numbers of the parameters with other bytes than when they were taken."""
-        if self._then == self._now:  # compared at once, which two memoryviews are not
+        """Numbers of the parameters whose bytes have changed since they were recorded."""
+        if self._then == self._now:  # bytes compare at once; two memoryviews do not
             return set()
         begins = self._places.first * _WORD_BYTES - self._places.begin_bytes
         ends = begins + self._places.words * _WORD_BYTES
@@ -309,7 +310,7 @@ class _Sampled:
         self._double = double
         self._words = _words_of(double.both if double else memory.host)
         self._each = [at for at, _ in samples]
-        #: With two memories, the places of each sample where these parameters are in the second.
+        #: With two memories, the positions of the samples while these parameters are in the second.
         self._turned: dict[frozenset[int], list[npt.NDArray[np.int64]]] = {frozenset(): self._each}
         self._places = self._each[0]
         self._then = b""
@@ -322,7 +323,7 @@ class _Sampled:
         self._then = self._words[self._places].tobytes()
 
     def changed(self) -> set[int]:
-        """Numbers of the parameters with other words than when they were taken."""
+        """Numbers of the parameters whose sampled words have changed since they were recorded."""
         now = self._words[self._places]
         if now.tobytes() == self._then:
             return set()
@@ -339,7 +340,7 @@ class _Sampled:
 
 
 class _OnDevice:
-    """Some words of each parameter on a device, compared with host memory, which has what the device was given.
+    """Some words of each parameter on a device, compared with host memory, from which the device got its values.
 
     Only ``changed`` waits for the device.
     """
@@ -352,16 +353,16 @@ class _OnDevice:
         shifts = np.array(moved, np.int64) // _WORD_BYTES - places.first
         self._there = [torch.from_numpy(at + shifts[owners]).to(device) for at, owners in self._samples]
         is_cuda = device.type == "cuda"
-        # The last answer is read while the next is asked for, where exchanges overlap.
+        # If exchanges overlap, the last copy is read while the next is queued.
         self._answers = [torch.empty(len(self._samples[0][0]), dtype=torch.int64, pin_memory=is_cuda) for _ in range(2)]
         self._device = device
         self._came = [torch.cuda.Event() if is_cuda else None for _ in range(2)]  # type: ignore[no-untyped-call]
         self._asked = 0
-        #: For each answer, what the host had when it was asked for, and the parameters' indexes here.
+        #: For each copy, the host's words when it was queued, and the parameters' indexes here.
         self._expected = [(self._host[at], owners) for at, owners in self._samples[:2]]
 
     def ask(self, clock: int) -> None:
-        """Have the device copy its words here."""
+        """Queue a copy of the device's words."""
         self._asked = asked = 1 - self._asked
         at = clock % _SAMPLES
         places, owners = self._samples[at]
@@ -371,7 +372,7 @@ class _OnDevice:
             came.record(torch.cuda.current_stream(self._device))
 
     def changed(self) -> set[int]:
-        """Numbers of the parameters that differed from the host's when it was asked."""
+        """Numbers of the parameters that differed from the host's when the copy was queued."""
         asked = self._asked
         if (came := self._came[asked]) is not None:
             came.synchronize()
@@ -381,7 +382,7 @@ class _OnDevice:
 
 
 def _windows(sizes: Sequence[int]) -> list[list[int]]:
-    """The parameters, by number, that are checked whole together."""
+    """Groups of parameters, by number, that are checked whole in the same step."""
     windows: list[list[int]] = []
     left = 0
     for number, nbytes in enumerate(sizes):
@@ -394,6 +395,8 @@ def _windows(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _as_words(values: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor as int64 words; where its size is odd, as integers as wide as its elements."""
+    """The bytes of a contiguous tensor as int64 words; if its size is no multiple of 8, as integers of its element
+    size.
+    """
     flat = values.reshape(-1)
     return flat.view(torch.int64 if flat.nbytes % 8 == 0 else _INTEGERS[flat.element_size()])

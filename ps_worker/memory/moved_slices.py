@@ -1,4 +1,4 @@
-"""Gradients of slices that have moved between shards, until they are in the memory of the next layout."""
+"""Keeps gradients of slices that have moved between shards until they are in the memory of the next layout."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ps_protocol.model.layout import Layout, Range, SliceSpan, merge
 from ps_worker.memory.blocks import HOST, FlatMemory
 
 _Key = tuple[int, Range]
-"""A slice whatever shard it is on: its variable and its rows."""
+"""A slice, independent of its shard: its variable and its rows."""
 
 
 class MovedSlices:
-    """Used by GradientBuffers, in its thread. What stays in its place in the same memory is not copied."""
+    """Used by GradientBuffers, in its thread. Slices that stay in place in the same memory are not copied."""
 
     def __init__(self) -> None:
-        #: Slices that have no block yet, as they were collected last.
+        #: The gradients, as collected last, of slices that have no block yet.
         self._values: dict[_Key, torch.Tensor] = {}
         #: The blocks that shards had before.
         self._blocks: dict[int, FlatMemory] = {}
@@ -29,7 +29,7 @@ class MovedSlices:
         rows: Sequence[Sequence[Range]],
         blocks: Sequence[FlatMemory | None],
     ) -> None:
-        """Slices have moved. ``views`` and ``rows``: of each variable's slices that have a block."""
+        """Begin after slices have moved. ``views``, ``rows``: of each variable's slices that have a block."""
         for number, (of_variable, spans) in enumerate(zip(views, rows, strict=True)):
             self._values.update({(number, span): view for view, span in zip(of_variable, spans, strict=True)})
         self._blocks.update({shard: block for shard, block in enumerate(blocks) if block is not None})
@@ -38,12 +38,14 @@ class MovedSlices:
         return bool(self._values)
 
     def own_memory(self, shard: int) -> torch.Tensor | None:
-        """The host memory that the worker had for ``shard``, to be used again; None: none, or it is the shard's."""
+        """The worker's own host memory for ``shard``, to reuse; None if there is none, or the shard owns it."""
         block = self._blocks.pop(shard, None)
         return block.own if block is not None else None
 
     def bring(self, layout: Layout, block: FlatMemory, devices: Sequence[torch.device]) -> None:
-        """Copy every slice of ``layout`` to its place in ``block``, which may be the memory that it is in."""
+        """Copy every slice of ``layout`` to its position in ``block``, which may be the memory that already contains
+        it.
+        """
         self._blocks.pop(layout.shard, None)
         copies: list[tuple[torch.Tensor, SliceSpan, _Key]] = []
         for span in layout.slices:
@@ -70,7 +72,7 @@ class MovedSlices:
         merged = merge(sorted(ranges))
         begins = [begin for begin, _ in merged]
         for key, value in self._values.items():
-            # The last range that begins before its end: those before that one end before, too.
+            # The last range that begins before its end; all earlier ranges end earlier.
             last = bisect_left(begins, value.data_ptr() + value.nbytes) - 1
             if last >= 0 and merged[last][1] > value.data_ptr():
                 self._values[key] = value.clone()

@@ -1,4 +1,4 @@
-"""Gradients whose memory is being pushed: the user has them in private mappings meanwhile."""
+"""Gives the user private mappings of gradients whose memory is being pushed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ps_worker.memory.users import expected_users, users
 
 
 class ParkedGradients:
-    """Used by GradientBuffers. Of blocks in segments: tensors of the same bytes that can be written alone.
+    """Used by GradientBuffers, for blocks in segments: copy-on-write tensors of the same bytes.
 
-    A page is copied when it is written; the others are those of the block, which does not change during a push.
+    Writing a page copies it; other pages are the block's, which does not change during a push.
     """
 
     def __init__(self, plan: FlatPlan, blocks: Sequence[FlatMemory | None]) -> None:
@@ -24,7 +24,7 @@ class ParkedGradients:
         self._tensors: dict[int, torch.Tensor] = {}
 
     def take(self, numbers: Iterable[int]) -> list[torch.Tensor]:
-        """The present values of these variables."""
+        """Tensors with the current values of these variables."""
         for mapping in self._mappings:
             if mapping is not None:
                 mapping.renew()
@@ -35,7 +35,7 @@ class ParkedGradients:
         return self._tensors.get(number) is gradient
 
     def are_kept(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether a tensor from here that is not a gradient any more is used by somebody."""
+        """Whether anything still uses a tensor from here that is no longer a gradient."""
         free = expected_users(1, is_gradient=False)
         for number in self._tensors:
             tensor = self._tensors[number]
@@ -44,7 +44,7 @@ class ParkedGradients:
         return False
 
     def part(self) -> None:
-        """Make all tensors keep their values whatever becomes of the blocks. Raises OSError."""
+        """Copy all pages, so that the tensors keep their values if the blocks change. Raises OSError."""
         for mapping in self._mappings:
             if mapping is not None:
                 mapping.part()

@@ -1,4 +1,4 @@
-"""Payloads of one shard on this worker: gradients written in a wire format, and parameters received in one."""
+"""The payloads that a worker exchanges with one shard: encodes gradients, and decodes received parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESIDUAL = "residual"
 
 
 class Encoder:
-    """Used by one shard's stream. A push that is repeated is the same bytes: it is encoded once."""
+    """Used by one shard's stream. A push is encoded once: a repetition sends the same bytes."""
 
     def __init__(self, layout: Layout, wire: Wire) -> None:
         self._layout = layout
@@ -41,19 +41,19 @@ class Encoder:
         return self._payload
 
     def take_back(self, sequence: int, region: torch.Tensor) -> None:
-        """Make the gradients in ``region`` what the payload of push ``sequence`` brings, if that was encoded."""
+        """If push ``sequence`` was encoded, set the gradients in ``region`` to its decoded payload."""
         if sequence == self._sequence:
             self._feedback.payload.decode(self._payload, self._runs, region)
             self._sequence = 0
 
     def residuals(self) -> list[StateEntry]:
-        """What has not been sent yet, by slice."""
+        """The residuals, not sent yet, by slice."""
         slices = range(self._layout.parameter_slices)
         found = [(index, self._feedback.residual(index)) for index in slices]
         return [StateEntry(index, _RESIDUAL, values) for index, values in found if values is not None]
 
     def load_residuals(self, entries: Sequence[StateEntry]) -> None:
-        """Take over ``entries``; slices without one have nothing left to send."""
+        """Replace the residuals by ``entries``; slices without an entry have none."""
         self._feedback.clear()
         for entry in entries:
             residual = self._feedback.residual(entry.slice_index)
@@ -62,7 +62,7 @@ class Encoder:
 
 
 class ReceiveBuffer:
-    """Memory in the layout of the shard's region, for parameters that are encoded or not to be the model's at once.
+    """Memory in the layout of the shard's region, for parameters that must be decoded or published later.
 
     Filled by the thread that receives, then emptied by the training thread. With a wire format that keeps errors it
     holds the parameters that the shard assumes this worker to have. Differences are added to these, not to the model's
@@ -77,7 +77,7 @@ class ReceiveBuffer:
         self._encoded = memoryview(bytearray())
         #: Of the last payload: absent slices and whether buffers; ranges of the region, and the same as runs.
         self._contents: tuple[tuple[tuple[int, ...], bool] | None, list[Range], Sequence[PayloadRun]] = None, [], ()
-        #: The result that has arrived and has not been taken; several are joined into one.
+        #: The result that has arrived and was not taken yet; several are merged into one.
         self.arrived: StepAnswer | None = None
 
     def place(self, result: StepAnswer) -> list[memoryview]:
@@ -90,7 +90,7 @@ class ReceiveBuffer:
         return [self._encoded[:size]]
 
     def complete(self, result: StepAnswer) -> None:
-        """The payload of ``result`` is in its place. Raises InvalidRequest when it cannot be decoded."""
+        """Decode the payload of ``result``, which has arrived. Raises InvalidRequest if that fails."""
         if not result.payload_bytes:
             return
         if result.encoded:
@@ -99,13 +99,13 @@ class ReceiveBuffer:
         self.arrived = result if self.arrived is None else _both(self.arrived, result)
 
     def take(self, targets: Sequence[torch.Tensor]) -> None:
-        """Copy what has arrived, end to end, to ``targets``, flat tensors of bytes."""
+        """Copy the arrived bytes, concatenated, to ``targets``, flat tensors of bytes."""
         if self.arrived is not None:
             copy_end_to_end(targets, [self._region[begin:end] for begin, end in self._contents_of(self.arrived)[0]])
             self.arrived = None
 
     def _contents_of(self, result: StepAnswer) -> tuple[list[Range], Sequence[PayloadRun]]:
-        # The same in most steps.
+        # Unchanged in most steps.
         absent, buffers = result.absent, result.with_buffers
         if self._contents[0] != (absent, buffers):
             ranges = self._layout.ranges(absent, buffers=buffers)
@@ -114,13 +114,13 @@ class ReceiveBuffer:
 
 
 def _both(one: StepAnswer, other: StepAnswer) -> StepAnswer:
-    """Both results as one. A slice is absent where both leave it out: the later one omits unchanged slices."""
+    """Both results as one. A slice is absent if both omit it: the later one omits unchanged slices."""
     absent = set(one.absent).intersection(other.absent)
     return replace(other, absent=tuple(sorted(absent)), with_buffers=one.with_buffers or other.with_buffers)
 
 
 def copy_end_to_end(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy ``sources``, flat tensors of bytes taken end to end, to ``targets``, which hold as many bytes together."""
+    """Copy the concatenated bytes of ``sources`` to ``targets``: flat tensors of bytes, with the same total size."""
     waiting = [target for target in targets if len(target)]
     for source in sources:
         while len(source):

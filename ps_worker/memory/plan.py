@@ -40,7 +40,7 @@ class FlatPlan:
         else:
             self.offsets, self.arenas, self.values_bytes = before.offsets, before.arenas, before.values_bytes
         self.total_bytes = self.values_bytes + ALIGNMENT_BYTES
-        #: The variables that are in one run of bytes of one shard's region: the shard, and the run.
+        #: For each variable that is one run of bytes in one shard's region: the shard, and the run.
         self.unparted: dict[int, tuple[int, Range]] = {}
         for layout in self.layouts:
             self._find_unparted(layout)
@@ -52,11 +52,11 @@ class FlatPlan:
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The shards that hold anything of the model."""
+        """The shards that have any part of the model."""
         return tuple(shard for shard, layout in enumerate(self.layouts) if layout.holds_any)
 
     def values(self, shard: int, slices: Iterable[int]) -> list[Range]:
-        """The places in flat memory of the values of some slices of ``shard``, by index, without padding."""
+        """The ranges in flat memory of some slices of ``shard``, by index, without padding."""
         found = []
         for index in slices:
             span, (begin, _) = self.layouts[shard].slices[index], self._slices[shard][index][0]
@@ -91,7 +91,7 @@ class FlatPlan:
                 self.unparted[number] = layout.shard, (first.begin, last.end)
 
     def _places(self, span: SliceSpan) -> tuple[Range, ...]:
-        """The places in flat memory of a slice and its padding, in the order of the region."""
+        """The ranges in flat memory of a slice and its padding, in the order of the region."""
         variable = self.offsets[span.slice.variable]
         begin = variable + span.slice.row_begin * span.variable.row_bytes
         end = begin + span.end - span.begin
@@ -101,9 +101,9 @@ class FlatPlan:
         return (begin, end), (self.values_bytes, self.values_bytes + padding_bytes)
 
     def _ranges(self, shard: int, absent: tuple[int, ...] = (), buffers: bool = True) -> list[Range]:
-        """The places in flat memory of the payload of ``shard``, in payload order.
+        """The ranges in flat memory of a payload of ``shard``, in payload order.
 
-        ``absent`` holds slice indexes that are left out; buffers are left out unless ``buffers``.
+        Without the slices ``absent``, by index; without buffers unless ``buffers``.
         """
         missing = frozenset(absent)
         spans = zip(self.layouts[shard].slices, self._slices[shard], strict=True)

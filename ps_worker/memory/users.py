@@ -1,4 +1,4 @@
-"""Counts what uses a tensor or its memory, to see whether a user holds it too."""
+"""Counts the users of a tensor and of its memory, to detect whether user code refers to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Users = tuple[int, int, int]
 
 
 def can_count_users() -> bool:
-    """Whether this torch tells how often a storage is used; the call is private to torch."""
+    """Whether this torch can count the references to a storage; the call is private to torch."""
     return hasattr(torch._C, "_storage_Use_Count")
 
 
@@ -25,15 +25,15 @@ def storage_users(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def users(tensor: torch.Tensor) -> Users:
-    """Those of ``tensor``, which the caller has in a local variable."""
+    """The counts of ``tensor``, which the caller has in a local variable."""
     return (sys.getrefcount(tensor), *storage_users(tensor))
 
 
 @cache
 def expected_users(containers: int, *, is_gradient: bool) -> Users:
-    """``users`` of a tensor that a parameter has as its gradient, and so many containers, and nobody else.
+    """The value of ``users`` for a parameter's gradient that is also in so many containers, and not used elsewhere.
 
-    With containers it is a view as FlatMemory makes them, else a tensor of torch.
+    With containers it is a view made by FlatMemory, else a tensor made by torch.
     """
     parameter, made = torch.nn.Parameter(torch.zeros(16)), torch.zeros(16)
     if containers:

@@ -1,4 +1,4 @@
-"""The user's tensors and the variables of the cluster that they are."""
+"""Maps the user's tensors to the variables of the cluster."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ParameterGroup:
 def read_groups(source: Source, *, may_be_empty: bool = False) -> list[ParameterGroup]:
     """The parameter groups in ``source``, one at least. Raises InvalidRequest when it holds no tensors.
 
-    And when it holds no parameter, unless it ``may_be_empty``.
+    Also raises it when there is no parameter, unless ``may_be_empty``.
     """
     if isinstance(source, torch.nn.Module):
         pairs = list(source.named_parameters())
@@ -149,7 +149,7 @@ def check_free(bindings: Bindings, held: Mapping[int, str]) -> None:
 
 
 def bind(groups: list[ParameterGroup], module: torch.nn.Module | None = None, without: Container[str] = ()) -> Bindings:
-    """Check and name every tensor; with ``module``, its persistent buffers too, but those ``without``.
+    """Check and name every tensor; with ``module``, also its persistent buffers except those in ``without``.
 
     Raises InvalidRequest. Names are the same whether or not modules are compiled.
     """

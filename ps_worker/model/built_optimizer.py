@@ -21,9 +21,8 @@ _SCHEDULED = ("lr", "momentum", "betas")
 def check_built(given: object, module: torch.nn.Module, schedulers: Iterable[object]) -> torch.optim.Optimizer:
     """``given``, if shards can take it over as it is.
 
-    Raises UnsupportedOptimizer for what is no optimizer that shards run, and where a call of it has been replaced;
-    InvalidRequest where it trains other parameters than those of ``module``; ConfigError for a scheduler of another
-    optimizer.
+    Raises UnsupportedOptimizer if shards cannot run it or one of its methods was replaced; InvalidRequest if it trains
+    parameters that ``module`` does not have; ConfigError for a scheduler of another optimizer.
     """
     if not isinstance(given, torch.optim.Optimizer):
         raise UnsupportedOptimizer(
@@ -54,26 +53,26 @@ def has_scheduler(given: torch.optim.Optimizer) -> bool:
 
 
 def groups_to_declare(given: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Its parameter groups, to be declared: equal on all workers, and after a restart, wherever schedulers have come.
+    """Its parameter groups to declare: equal on all workers and after a restart, whatever schedulers have done.
 
-    So options that schedulers change are those it was built with; the present ones are sent with every step.
+    Options that schedulers change have their initial values; every step sends the current ones.
     """
     return [group_to_declare(group, given.defaults) for group in given.param_groups]
 
 
 def constructor_arguments(torch_class: type[torch.optim.Optimizer], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``torch_class`` was called with, apart from the parameters."""
+    """The arguments of ``torch_class`` other than the parameters."""
     accepted = inspect.signature(torch_class).parameters
     return {name: value for name, value in defaults.items() if name in accepted}
 
 
 def state_of(given: torch.optim.Optimizer) -> StateByNumber:
-    """Its state by number of the parameter, without what a new optimizer has. Raises InvalidRequest."""
+    """Its state by parameter number, without entries that a new optimizer has. Raises InvalidRequest."""
     found = {}
     qualified = qualified_name(type(given))
     parameters = [p for group in given.param_groups for p in group["params"]]
     for number, parameter in enumerate(parameters):
-        # ``get``: reading adds an entry.
+        # Use ``get``: indexing adds an entry.
         state = {name: value for name, value in given.state.get(parameter, {}).items() if value is not None}
         if not state or _is_fresh(state, given.defaults):
             continue
@@ -96,7 +95,7 @@ def _check_calls(given: torch.optim.Optimizer) -> None:
 
 
 def _is_scheduler_s(step: object) -> bool:
-    """Whether ``step`` is the function that lr_scheduler.py puts in its place, and not a wrapper around that."""
+    """Whether ``step`` is the wrapper that lr_scheduler.py installs, not another one around it."""
     own = getattr(step, "__globals__", {}).get("__name__")
     return own == lr_scheduler.__name__ and hasattr(step, "_wrapped_by_lr_sched")
 
@@ -121,7 +120,7 @@ def _check_parameters(given: torch.optim.Optimizer, module: torch.nn.Module) -> 
 
 
 def _flat(schedulers: Iterable[object]) -> Iterator[object]:
-    """Also those that another one runs (SequentialLR, ChainedScheduler)."""
+    """All schedulers, including nested ones (SequentialLR, ChainedScheduler)."""
     for scheduler in schedulers:
         yield scheduler
         yield from _flat(getattr(scheduler, "_schedulers", ()))
@@ -139,10 +138,10 @@ def _check_scheduler(scheduler: object, given: torch.optim.Optimizer) -> None:
 
 
 def group_to_declare(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """One of its groups, as ``groups_to_declare`` tells."""
+    """One group, as in ``groups_to_declare``."""
     declared = {name: value for name, value in group.items() if name not in ("params", "param_names")}
     for name in _SCHEDULED:
-        # Momentum that is 0 keeps no state.
+        # With momentum 0 there is no state.
         if (
             name in declared
             and name in defaults
@@ -155,7 +154,7 @@ def group_to_declare(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
 
 
 def _is_fresh(state: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
-    """Whether it is what Adagrad begins with; the others begin without state."""
+    """Whether it is Adagrad's initial state; other optimizers begin without state."""
     if set(state) != {"step", "sum"} or float(state["step"]):
         return False
     return bool((state["sum"] == defaults.get("initial_accumulator_value", 0.0)).all())

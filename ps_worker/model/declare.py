@@ -57,7 +57,7 @@ class Declaration:
     tables: DeclaredTables = NO_TABLES
     #: Names of buffers whose policy the user has chosen.
     chosen_buffers: frozenset[str] = frozenset()
-    #: State that a new job begins with.
+    #: The initial state of a new job.
     state: StateByNumber = field(default_factory=dict)
 
 
@@ -133,7 +133,7 @@ def qualified_name(torch_class: type[torch.optim.Optimizer]) -> str:
 
 
 def _registered_name(torch_class: object) -> str:
-    """The name under which a class is registered, by now or by a module that can be found; empty: by none."""
+    """The name under which a class is registered, or would be by a module that can be found; empty if none."""
     if not isinstance(torch_class, type):
         return ""
     name = name_of(torch_class)
@@ -180,10 +180,10 @@ def _module_of(source: Source, module: torch.nn.Module | None) -> torch.nn.Modul
 
 
 def _buffer_policies(given: BufferPolicy, module: torch.nn.Module | None) -> tuple[Buffers, dict[str, Buffers]]:
-    """That of all buffers of ``module`` that the cluster keeps, and of each buffer whose policy was given, by name.
+    """The policy of the buffers that the cluster keeps, and of each buffer with an explicit policy, by name.
 
-    A name in a mapping is that of a buffer, or of a module and all its buffers; the longest holds, and "" is all.
-    Raises ConfigError.
+    A name in a mapping selects a buffer, or all buffers of a module; the longest match wins, and "" selects all. Raises
+    ConfigError.
     """
     names = [name for name, _ in persistent_buffers(module)] if module is not None else []
     if not isinstance(given, Mapping):
@@ -286,7 +286,7 @@ def _as_option(key: str, value: Any) -> Option:
 
 
 def is_immutable(value: object) -> bool:
-    """Whether this value of an option cannot change in place."""
+    """Whether this option value cannot change in place."""
     return (
         value is None
         or isinstance(value, int | float | str)

@@ -20,7 +20,7 @@ class StateEntry:
     """One tensor of optimizer state that belongs to one slice of a shard."""
 
     slice_index: int
-    #: As in torch: "momentum_buffer", "exp_avg", "step", …
+    #: The name as in torch: "momentum_buffer", "exp_avg", "step", …
     name: str
     tensor: torch.Tensor
 

@@ -12,9 +12,9 @@ _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "F
 
 
 def plain_module(module: torch.nn.Module) -> torch.nn.Module:
-    """``module`` itself, or what ``torch.compile`` has compiled: the names of its parameters are those of the model.
+    """``module``, or the module that ``torch.compile`` wraps, whose parameter names are the model's.
 
-    Raises UnsupportedOptimizer for a module that another library exchanges between processes.
+    Raises UnsupportedOptimizer if another library exchanges the module's values between processes.
     """
     if wrapper := _WRAPPERS.intersection(each.__name__ for each in type(module).__mro__):
         raise UnsupportedOptimizer(
@@ -28,7 +28,7 @@ def plain_module(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def check_plain(name: str, tensor: torch.Tensor, *, otherwise: str = "") -> None:
-    """Raises InvalidRequest for a tensor whose values are not in its own memory, naming what holds them.
+    """Raises InvalidRequest for a tensor whose values are not in its own memory; the error names their owner.
 
     Libraries are recognised by marks on the tensor: importing them takes longer than declaring a model.
     ``otherwise`` replaces the remedy.

@@ -10,7 +10,7 @@ import torch
 
 from ps_protocol.errors import UnsupportedOptimizer
 
-#: The present state of a parameter; None: it is not the optimizer's.
+#: Returns the current state of a parameter; None if the optimizer does not have it.
 Read = Callable[[torch.Tensor], Mapping[str, Any] | None]
 
 
@@ -22,7 +22,7 @@ def _refuse(*_: object, **__: object) -> NoReturn:
 
 
 class ReadState(dict[str, Any]):
-    """A copy of one parameter's state; writing to it raises UnsupportedOptimizer, since no shard would learn of it."""
+    """A copy of one parameter's state. Writes raise UnsupportedOptimizer, since they would not reach the shards."""
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     update = pop = popitem = clear = setdefault = _refuse
@@ -40,7 +40,7 @@ class StateOnShards(defaultdict[Any, Any]):
         self._read = read
 
     def __missing__(self, key: object) -> ReadState:
-        """Raises UnsupportedOptimizer for what is no parameter of the optimizer."""
+        """Raises UnsupportedOptimizer if the optimizer does not have this parameter."""
         found: ReadState | None = self.get(key)
         if found is None:
             raise UnsupportedOptimizer(
@@ -52,7 +52,7 @@ class StateOnShards(defaultdict[Any, Any]):
         return found
 
     def get(self, key: object, default: Any = None) -> Any:
-        """The present state of a parameter; ``default`` for what is none of the optimizer's."""
+        """The current state of a parameter; ``default`` if the optimizer does not have it."""
         found = self._read(key) if isinstance(key, torch.Tensor) else None
         return default if found is None else ReadState(found)
 

@@ -1,4 +1,4 @@
-"""Warns of buffers that training changes, and that belong to no model of the cluster or are each worker's own."""
+"""Warns of buffers that training changes and the cluster does not share."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class StrayBuffers:
         return cls(found.values())
 
     def warn(self) -> None:
-        """Warn of those that have been written to since, as BatchNorm's statistics are."""
-        # All of a module's: torch counts BatchNorm's writes to num_batches_tracked, and not those to its statistics.
+        """Warn of buffers that were written since, such as BatchNorm's statistics."""
+        # Report all buffers of a module: torch counts BatchNorm's writes to num_batches_tracked, not to its statistics.
         owners = [each.owner() for each in self._seen if _has_changed(each)]
         changed = [each.name for each in self._seen if any(each.owner() is owner for owner in owners)]
         if changed:
@@ -69,13 +69,13 @@ class StrayBuffers:
 
 
 class ForwardWritten:
-    """Used by one model, in its training thread: the buffers that are written between its first two steps.
+    """Finds the buffers that are written between a model's first two steps. Used in its training thread.
 
-    The statistics of torch's own modules are not told of: it is known that each worker has its own.
+    Statistics of torch's own modules are not reported: each worker is known to have its own.
     """
 
     def __init__(self, model: str, bindings: Bindings, chosen: Container[str]) -> None:
-        """``chosen``: names of buffers whose policy the user has chosen, which are not told of."""
+        """``chosen``: names of buffers whose policy the user has chosen; they are not reported."""
         self._model = model
         named = zip(bindings.variables[len(bindings.parameters) :], bindings.buffers, strict=True)
         self._watched = {
@@ -88,7 +88,7 @@ class ForwardWritten:
         self._values: dict[str, torch.Tensor] | None = None
 
     def look(self, workers: int) -> bool:
-        """Before a step with so many workers; whether to look again."""
+        """Look before a step of ``workers`` workers. Returns whether to look again."""
         if self._values is None:
             self._values = {name: reference.value.clone() for name, reference in self._watched.items()}
             return bool(self._values)
@@ -114,7 +114,9 @@ def _is_torchs(module: torch.nn.Module) -> bool:
 
 
 def _is_whole(module: torch.nn.Module) -> bool:
-    """Whether its parts can be listed. Modules of others are looked at, too, and a constructor may have failed."""
+    """Whether its submodules and buffers can be listed. The search finds all modules, also one whose constructor
+    failed.
+    """
     try:
         for part in module.modules():
             next(part.parameters(recurse=False), None)

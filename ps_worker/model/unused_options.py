@@ -20,7 +20,7 @@ class UnusedOptions:
         self._told: set[tuple[str, str, int]] = set()
 
     def tell(self, differences: Iterable[OptionDifference]) -> None:
-        """Log each difference once; every shard reports each of them, and again on a new stream."""
+        """Log each difference once; every shard reports it, and repeats it on a new stream."""
         for each in differences:
             place, name = self._place(each), printable(each.name)
             if (place, name, each.used_rank) in self._told:

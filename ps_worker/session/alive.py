@@ -1,4 +1,4 @@
-"""Tells a liveness probe that the threads of this process run: a file that is touched every few seconds."""
+"""Touches a file every few seconds, so that a liveness probe sees that the threads of this process run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ log = EventLogger("ps_worker")
 class AliveFile:
     """Made by the user's thread when it has joined. A daemon thread touches the file until ``stop`` or ``remove``.
 
-    A step may take as long as it likes, unless it holds the interpreter lock for all that time. The file of a worker
-    that lost its place is not touched any more and stays: one that hangs is ended, any other ends by itself.
+    A step may take any time, unless it keeps the interpreter lock. After a worker has lost its place its file stays and
+    is no longer touched: the probe ends a worker that hangs, any other ends by itself.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,11 +36,11 @@ class AliveFile:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the file grow old."""
+        """Stop touching the file, so that it grows old."""
         self._stopped.set()
 
     def remove(self) -> None:
-        """Without the file nothing is known of this process, and it is left alone. Safe to repeat."""
+        """Remove the file: the probe then leaves this process alone. Safe to repeat."""
         self._stopped.set()
         self._thread.join()
         with suppress(OSError):

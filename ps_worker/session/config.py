@@ -40,7 +40,7 @@ def is_one_of_several(environ: Mapping[str, str]) -> bool:
 
 
 def with_host(address: str, environ: Mapping[str, str]) -> str:
-    """``address``; one that is a port alone, as ":7000", is that port of ``MASTER_ADDR``."""
+    """``address``; one that is a port alone, as ":7000", gets the host ``MASTER_ADDR``."""
     host = environ.get("MASTER_ADDR", "")
     if not address.startswith(":") or not address[1:].isdecimal() or not host:
         return address
@@ -96,7 +96,7 @@ class WorkerConfig:
     security: SecuritySettings = field(default_factory=SecuritySettings)
     #: How long SIGTERM waits for the end of a step.
     termination_seconds: float = TERMINATION_SECONDS
-    #: A file that is touched while this process is a member and its threads run, for liveness probes.
+    #: The file for liveness probes; it is touched while this process is a member and its threads run.
     alive_file: Path | None = None
 
     def opened_security(self, *, listens: bool = False) -> Security:

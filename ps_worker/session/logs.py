@@ -13,7 +13,7 @@ LOGGERS = ("ps_worker", "ps_protocol")
 def install(environ: Mapping[str, str]) -> None:
     """Write the records of torch-ps to stderr in the form of ``PS_LOG_FORMAT``, from ``PS_LOG_LEVEL`` on.
 
-    Does nothing where neither is set: then the script's own logging has them. Raises ConfigError.
+    Does nothing if neither is set: the script's own logging then gets the records. Raises ConfigError.
     """
     form, level = environ.get("PS_LOG_FORMAT") or "", environ.get("PS_LOG_LEVEL") or ""
     if not form and not level:

@@ -58,7 +58,7 @@ def read_worker(progress: Progress) -> Sequence[Sample]:
 
 
 def start_server(config: WorkerConfig, member: Member, progress: Progress, job: str = "") -> MetricsServer:
-    """Serve these numbers where ``config`` says; ``job``: its name, empty where it is not known.
+    """Serve these metrics at the address in ``config``. ``job``: its name; empty if unknown.
 
     Raises ConfigError, also for an address beyond loopback without TLS and tokens.
     """

@@ -51,7 +51,7 @@ class WaitReason(enum.Enum):
     #: A shard that is away.
     RECONNECT = "reconnect"
 
-    #: By identity, as members compare: that of Enum is written in Python, and steps look members up.
+    #: Hash by identity: Enum's own ``__hash__`` runs in Python, and every step looks members up.
     __hash__ = object.__hash__
 
 
@@ -129,7 +129,7 @@ class Progress:
         with self._lock:
             self._window.record_samples(time.monotonic(), samples)
 
-    def record_transport(self, by_shard: Mapping[int, str], wished: str) -> None:
+    def record_transport(self, by_shard: Mapping[int, str], requested: str) -> None:
         """The transport to each shard. Logged when it changes; a warning when it is not the one requested."""
         found = sorted(set(by_shard.values()))
         text = ", ".join(found)
@@ -138,10 +138,10 @@ class Progress:
         self._transport = text
         level = (
             logging.INFO
-            if wished == "auto" or [name.removesuffix(IN_CLEAR) for name in found] == [wished]
+            if requested == "auto" or [name.removesuffix(IN_CLEAR) for name in found] == [requested]
             else logging.WARNING
         )
-        log.log(level, "transport", "%s: steps use transport %s (requested: %s)", self._member, text, wished)
+        log.log(level, "transport", "%s: steps use transport %s (requested: %s)", self._member, text, requested)
 
     @property
     def transport(self) -> str:

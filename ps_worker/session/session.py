@@ -98,7 +98,7 @@ class Session:
 
     @classmethod
     def join(cls, config: WorkerConfig) -> Self:
-        """Become a member and wait until the cluster is complete, saying what is missing.
+        """Become a member and wait until the cluster is complete; the log names what is missing.
 
         Raises Unavailable, naming what was missing, after ``connect_timeout_seconds``; ConfigError for a device torch
         does not know, and for a file for liveness probes that cannot be written; ProtocolVersionMismatch.
@@ -135,7 +135,7 @@ class Session:
     def leave(self, reason: str = "") -> None:
         """Leave the cluster, so that no member waits for this worker; raises nothing.
 
-        At a clean end it waits for a coordinator that is away as long as elsewhere, else for seconds.
+        At a clean end it waits up to the reconnect timeout for a coordinator that is away, else a few seconds.
         """
         if self.own_process:
             self._closed.set()
@@ -161,7 +161,7 @@ class Session:
                 self._metrics.close()
 
     def _serve_metrics(self) -> None:
-        """Where the settings name a port. Raises ConfigError."""
+        """Serve metrics if the settings name a port. Raises ConfigError."""
         if self._config.metrics_port is None:
             return
         # Here, because prometheus_client takes a while to import.
@@ -227,7 +227,7 @@ class Session:
         return self._config.role is Role.WORKER and self.rank == min(self.view.live(Role.WORKER), default=-1)
 
     def shard_address(self, shard: int) -> str:
-        """host:port of the shard, the last known one while it is away. Raises Unavailable when it never was there."""
+        """host:port of the shard, the last known one while it is away. Raises Unavailable if it was never there."""
         return self._shard(shard).address
 
     def shard_incarnation(self, shard: int) -> int:
@@ -281,7 +281,9 @@ class Session:
         return self._persist(lambda seconds: self._client.get_shard_map(model, seconds))
 
     def is_declared(self, model: str) -> bool:
-        """Whether a worker has declared it, as the coordinator knows; the view with it may still be on its way."""
+        """Ask the coordinator whether a worker has declared the model; the view that contains it may not have
+        arrived.
+        """
         with suppress(ModelReleased, UnknownModel):
             return self.shard_map(model).epoch > 0
         return False
@@ -293,9 +295,9 @@ class Session:
     def scale(
         self, ask: ScaleAsk, wait: bool, timeout_seconds: float | None, security: SecuritySettings | None = None
     ) -> str:
-        """Set how many workers and shards the job is to have; what it waits for, with ``wait`` what it has then.
+        """Set the number of workers and shards. Returns what the job waits for; with ``wait``, what it has afterwards.
 
-        ``security``: of an admin. Raises what ``CoordinatorClient.scale`` raises.
+        ``security``: credentials of an admin. Raises what ``CoordinatorClient.scale`` raises.
         """
         with ExitStack() as opened:
             client = self._client
@@ -383,7 +385,7 @@ class Session:
 
     @property
     def lookahead(self) -> int:
-        """Steps that the mode lets parameters be used later than usual: 1, or 0 where none may be late."""
+        """How many steps late the mode lets parameters be used: 1 or 0."""
         return self.view.consistency.lookahead
 
     def record_transport(self, by_shard: Mapping[int, str]) -> None:
@@ -395,7 +397,7 @@ class Session:
         self.progress.hint(text)
 
     def wait_for(self, predicate: Callable[[ClusterView], bool], timeout_seconds: float) -> bool:
-        """Whether ``predicate`` held for a view within the time. Raises Fenced."""
+        """Whether ``predicate`` was true of a view within the time. Raises Fenced."""
         try:
             self._membership.wait_for(predicate, timeout_seconds)
         except NotReady:

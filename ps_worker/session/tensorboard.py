@@ -1,4 +1,4 @@
-"""Event files of TensorBoard with what a script reports: written by each process itself, in a thread of its own."""
+"""Writes reported values to TensorBoard event files: each process its own, in a separate thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Values = Mapping[str, float | torch.Tensor]
 
 
 class ScalarWriter(Protocol):
-    """What torch's ``SummaryWriter`` offers here."""
+    """The part of torch's ``SummaryWriter`` that is used here."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, walltime: float) -> None:
         """Write one value."""
@@ -59,7 +59,7 @@ def open_writer(folder: Path) -> ScalarWriter:
 
 
 class ReportedScalars:
-    """Called from the user's thread. A tensor is read in the writing thread: training does not wait for a GPU."""
+    """Called from the user's thread. The writing thread reads tensors, so training does not wait for a GPU."""
 
     def __init__(self, writer: ScalarWriter) -> None:
         """Owns ``writer`` from now on."""
@@ -70,7 +70,7 @@ class ReportedScalars:
         self._thread.start()
 
     def add(self, values: Values, step: int) -> None:
-        """Write ``values`` at ``step``. Never waits: what comes too fast is left out, and counted."""
+        """Queue ``values`` of ``step``. Never waits: values that do not fit in the queue are dropped, and counted."""
         kept = {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in values.items()}
         try:
             self._waiting.put_nowait((kept, step, time.time()))
@@ -78,12 +78,12 @@ class ReportedScalars:
             self._left_out += 1
 
     def close(self, seconds: float = 10.0) -> None:
-        """Write what waits, for some ``seconds`` at most. Safe to repeat."""
+        """Write what is queued, for at most ``seconds``. Safe to repeat."""
         if self._thread.is_alive():
             try:
                 self._waiting.put(None, timeout=seconds)
             except queue.Full:
-                pass  # told below
+                pass  # the warning below counts it
             self._thread.join(seconds)
         left = self._left_out + self._waiting.qsize()
         if left:

@@ -30,9 +30,9 @@ class Terminated(SystemExit):
 class TerminationGuard:
     """Raises ``Terminated`` in the main thread on SIGTERM between ``install`` and ``remove``.
 
-    Both are called from the user's thread. A handler of the user stays, and other threads are not affected. Within a
-    section that should not be cut in two, such as a step over all shards, SIGTERM waits for its end: for
-    ``patience_seconds`` at most, and not at all when it comes a second time.
+    Both are called from the user's thread. A handler of the user stays in place; other threads are not affected. During
+    a critical section, such as a step over all shards, SIGTERM waits for the end of the section: ``patience_seconds``
+    at most, and not at all when it arrives a second time.
     """
 
     def __init__(self, patience_seconds: float) -> None:
@@ -44,7 +44,7 @@ class TerminationGuard:
         #: SIGTERM waits for the end of the sections.
         self.waits = False
         self._timer: threading.Timer | None = None
-        #: The signal on its way is the timer's.
+        #: The next signal is the timer's.
         self._expires = False
 
     def install(self) -> None:
@@ -86,7 +86,7 @@ class TerminationGuard:
 
     @contextmanager
     def section(self) -> Iterator[None]:
-        """What is not to be cut in two. Raises Terminated at its end."""
+        """A critical section. Raises Terminated at its end if SIGTERM arrived."""
         self.sections += 1
         try:
             yield
@@ -134,7 +134,7 @@ def leave_reason(error: BaseException | None) -> str:
 
 
 def warn_of_no_step(rank: int, call: str) -> None:
-    """Say that a worker leaves a job whose parameters it has not trained: its script never called ``call``."""
+    """Warn that a worker leaves without having trained: its script never called ``call``."""
     log.warning(
         "step.cut",
         "worker %d leaves without a step: the script never called %s, and its parameters are as they were",

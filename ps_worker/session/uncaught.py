@@ -24,7 +24,7 @@ def install() -> None:
 
 
 def shown(error: PsError, trace: TracebackType | None) -> str:
-    """``error`` with the frames that are not torch-ps's own, and without the errors before it."""
+    """The traceback of ``error`` without torch-ps's own frames and without chained errors."""
     frames = [frame for frame in traceback.extract_tb(trace) if not _is_ours(frame.filename)]
     head = f"Traceback (most recent call last; {VARIABLE}=full shows torch-ps's part, too):\n"
     last = traceback.TracebackException(type(error), error, None).format_exception_only()

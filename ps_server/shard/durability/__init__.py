@@ -1,1 +1,1 @@
-"""What survives the process: the data directory and its snapshots, and what the standby has of the log."""
+"""State that survives the process: the data directory, its snapshots, and replication to the standby."""

@@ -1,4 +1,4 @@
-"""Decides when a push may be acknowledged as far as the standby is concerned, and what the coordinator knows of it."""
+"""Decides when the standby allows a push to be acknowledged, and reports the standby's state to the coordinator."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ logger = EventLogger(__name__)
 
 
 Tell = Callable[[StandbyReport], None]
-"""Returns once the coordinator knows; blocks. Raises Fenced, Unavailable."""
+"""Reports to the coordinator and blocks until it answers. Raises Fenced, Unavailable."""
 
 
 class Replication:
-    """What the standby has of the log. Lives on the shard's event loop.
+    """Tracks how much of the log the standby has. Used on the shard's event loop.
 
-    With "after" a push is acknowledged when the standby has it, or when the coordinator knows that no standby has
-    everything: then none can take the place. So neither a lost standby nor a lost shard loses a push, and a shard that
-    lost its place without noticing acknowledges nothing.
+    With "after" a push is acknowledged once the standby has it, or once the coordinator knows that no standby is
+    complete and so none can take over. Neither a lost standby nor a lost shard loses a push, and a shard that was
+    fenced without noticing acknowledges nothing.
     """
 
     def __init__(self, log: UpdateLog, acknowledge: Acknowledge = Acknowledge.BEFORE) -> None:
@@ -35,22 +35,22 @@ class Replication:
         self.acknowledged = 0
         #: Directory of the standby whose stream is open.
         self._follower = ""
-        #: Where the log ended when it acknowledged last: one that is there now is a round trip behind.
+        #: The end of the log at its last acknowledgement: an active standby is one round trip behind.
         self._end = 0
-        #: It is near enough: pushes wait for it. With this record it has all that were acknowledged before they did.
+        #: Not None once the standby is close enough that pushes wait for it; at this record it has all earlier ones.
         self._goal: int | None = None
-        #: What the coordinator is to know, and knows; None: it may know the old or the new.
+        #: The report for the coordinator, and the one it has; None: it may have the old or the new one.
         self._wanted = ""
         self._told: str | None = ""
         self._words = 0
         self._telling: asyncio.Task[None] | None = None
         self._waiting: dict[asyncio.Future[None], tuple[int, bool]] = {}
         self._closed: PsError | None = None
-        #: ``covers`` has to be asked: a standby has followed, or this is closed.
+        #: Whether ``covers`` must be called: a standby has followed, or this is closed.
         self.engaged = False
 
     def begin(self, tell: Tell) -> None:
-        """The shard holds its place, and the coordinator knows of no standby of its."""
+        """Begin: the shard has joined, and the coordinator knows of no standby."""
         self._tell = tell
 
     @property
@@ -59,7 +59,7 @@ class Replication:
         return self._tell is not None and self._closed is None
 
     def close(self, error: PsError) -> None:
-        """Nothing is acknowledged any more."""
+        """Stop acknowledging."""
         self._closed = error
         self.engaged = True
         if self._telling:
@@ -89,7 +89,7 @@ class Replication:
 
     @property
     def _counts(self) -> bool:
-        """Whether a standby might take the place."""
+        """Whether a standby might take over."""
         return not (self._told == "" == self._wanted and self._goal is None)
 
     def _release(self) -> None:
@@ -100,12 +100,12 @@ class Replication:
     # -- the standby
 
     def follows(self, directory: str) -> None:
-        """A standby reads the log from now on."""
+        """Note that a standby starts to read the log."""
         self._follower, self._goal, self._end, self.acknowledged = directory, None, 1 << 62, 0
         self.engaged = True
 
     def acknowledge(self, number: int) -> None:
-        """It has the records up to ``number``."""
+        """Note that the standby has the records up to ``number``."""
         near = number >= min(self._end, self._log.number)
         self.acknowledged, self._end = number, self._log.number
         if near and self._goal is None:
@@ -115,7 +115,7 @@ class Replication:
         self._release()
 
     def lost(self) -> None:
-        """It reads no longer."""
+        """Note that the standby has stopped reading."""
         self._follower, self._goal = "", None
         self._want("")
         self._release()
@@ -145,6 +145,6 @@ class Replication:
         self._release()
 
     async def ended(self) -> None:
-        """Returns when the coordinator has been told all there is, or is not told any more."""
+        """Wait until the last report has reached the coordinator, or reporting has ended."""
         if self._telling:
             await asyncio.wait([self._telling])

@@ -1,4 +1,4 @@
-"""Decides when a shard's state is copied to its disk, and does it piece by piece beside the training."""
+"""Decides when to write a snapshot of a shard's state, and writes it in pieces while training continues."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class SnapshotSource(Protocol):
 
     @property
     def loads(self) -> int:
-        """How often values or state were replaced."""
+        """The number of times values or state were replaced."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether later records alone cannot recover it: those of a staged reshard refer to earlier ones."""
+        """Whether later records cannot recover it alone: those of a staged reshard refer to earlier ones."""
 
     async def describe(self) -> ModelPart:
         """Where it stands. Raises ModelMoved when slices have moved since, as ``copy_block`` does."""
@@ -83,7 +83,7 @@ class Snapshotter:
         self._rule = rule
         self._log_goes_on = log_goes_on
         self._buffer = memoryview(b"")
-        #: What the log grew by while the last snapshot was made.
+        #: The growth of the log during the last snapshot.
         self._grown_bytes = 0
         #: Snapshots made, and how long each took.
         self.count = 0
@@ -104,7 +104,7 @@ class Snapshotter:
         return LogCounts(log.number, log.written_bytes, log.unsaved_bytes, age)
 
     async def run(self) -> None:
-        """Take snapshots when they are due, until ``stop``. A failure is said, and tried again."""
+        """Take snapshots when they are due, until ``stop``. Failures are logged and retried."""
         while not self._stopping.is_set():
             await self._pause(
                 times.SNAPSHOT_LOOK_SECONDS if self._rule.log_bytes >= _SMALL_BYTES else times.SNAPSHOT_LOOK_SECONDS / 5
@@ -113,11 +113,11 @@ class Snapshotter:
                 await self._try()
 
     def stop(self) -> None:
-        """``run`` ends once a snapshot under way is finished. It is not to be cancelled: a thread may be writing."""
+        """Make ``run`` end after the current snapshot. Do not cancel it: a thread may be writing."""
         self._stopping.set()
 
     def abandon(self) -> None:
-        """``run`` ends soon, and a snapshot under way leaves nothing."""
+        """Make ``run`` end soon; an unfinished snapshot leaves no files."""
         self._abandoned = True
         self.stop()
 
@@ -142,9 +142,9 @@ class Snapshotter:
                 await self._stopping.wait()
 
     async def take(self, logs: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Make one snapshot now, if there is anything that none holds. Raises OSError, PsError.
+        """Make one snapshot now, if there is anything that no snapshot has. Raises OSError, PsError.
 
-        ``logs``: work whose records are to be kept with it; what they follow is in the snapshot.
+        ``logs``: work whose records must be kept with it; the snapshot contains the records before them.
         """
         async with self._one:
             if logs is None and not await self._has_work():
@@ -166,11 +166,11 @@ class Snapshotter:
         logger.info("snapshot", "shard %d: snapshot of %.1f MB in %.1f s", shard, written / 1e6, seconds)
 
     async def _has_work(self) -> bool:
-        """Whether a snapshot may begin, and would hold what none does."""
+        """Whether a snapshot may begin and would add anything."""
         if self._any_bound():
             return False
         if not self._log.unsaved_records and self._log.pressed:
-            # The newest holds everything: what waits for room waits for files that are still there.
+            # The newest snapshot has everything: a log that waits for space waits for files not removed yet.
             await to_thread(self._log.cut, self._log.saved.number, self._rule.log_bytes)
         return self._log.unsaved_records > 0
 
@@ -190,9 +190,7 @@ class Snapshotter:
 
     @property
     def _due_bytes(self) -> int:
-        """So much of log calls for a snapshot: the rest is for what is written while that is made, and for segments
-        that are not full.
-        """
+        """The log size that triggers a snapshot: the rest is for records written meanwhile and segments not full."""
         bound = self._rule.log_bytes
         return max(bound // 4, bound - FEWEST_SEGMENTS * self._log.segment_bytes - self._grown_bytes * 5 // 4)
 
@@ -202,11 +200,11 @@ class Snapshotter:
         begun_at, begun_bytes = time.monotonic(), log.written_bytes
         while True:
             before = _named(self._models())
-            # In the executor, and before the models: they show what the records up to this one have placed or moved.
+            # Read in the executor, before the models: these include what the records up to this one placed or moved.
             number = await self._executor.submit(lambda: log.number, 0)
             models = list(self._models())
             if not before <= _named(models):
-                continue  # One was released: records after ``number`` may be of it.
+                continue  # A model was released: records after ``number`` may be about it.
             if logs is None and self._any_bound():
                 raise Unavailable("no snapshot begins while slices move")
             loads = [model.loads for model in models]
@@ -252,7 +250,7 @@ class Snapshotter:
 
 
 def _named(models: Sequence[SnapshotSource]) -> set[tuple[str, int]]:
-    """Name and epoch of each."""
+    """Name and epoch of each model."""
     return {(model.layout.shard_map.spec.name, model.layout.shard_map.epoch) for model in models}
 
 

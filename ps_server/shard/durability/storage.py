@@ -1,4 +1,4 @@
-"""Owns what a shard keeps on disk while it runs: its data directory, its log, its snapshots; or nothing at all."""
+"""Owns a shard's data on disk: its data directory, log and snapshots; or none of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RecordAges:
         self._times: list[float] = []
 
     def sample(self, number: int, now: float) -> None:
-        """The last record of the log is ``number``. A number below the sample before is that of a new log."""
+        """Record that the log ends with ``number``. A number below the last sample belongs to a new log."""
         if self._numbers and number < self._numbers[-1]:
             self._numbers.clear()
             self._times.clear()
@@ -52,17 +52,17 @@ class RecordAges:
             self._thin(now)
 
     def forget(self, through: int) -> None:
-        """Nobody will ask for the ages of records up to ``through``."""
+        """Drop the samples of records up to ``through``."""
         found = bisect_left(self._numbers, through)
         del self._numbers[:found], self._times[:found]
 
     def age_seconds(self, number: int, now: float) -> float:
-        """For how long record ``number`` has been there at least; 0 for one that came after the last sample."""
+        """The least age of record ``number``; 0 if it came after the last sample."""
         found = bisect_left(self._numbers, number)
         return max(0.0, now - self._times[found]) if found < len(self._times) else 0.0
 
     def _thin(self, now: float) -> None:
-        """Keep fewer samples the older they are: an age is then short of the truth by a part of itself."""
+        """Keep fewer of the older samples: an age is then too low by a fraction of itself."""
         kept = [len(self._times) - 1]
         for i in range(kept[0] - 1, 0, -1):
             if self._times[kept[-1]] - self._times[i] >= _PART * (now - self._times[i]):
@@ -84,9 +84,9 @@ class Storage:
         self._running: asyncio.Task[None] | None = None
         self._ages = RecordAges()
         self._sampling: asyncio.Task[None] | None = None
-        #: The last snapshot that was asked for.
+        #: The last snapshot requested.
         self._keeping: asyncio.Task[None] | None = None
-        #: Every push that was acknowledged before this process must be in what was recovered, or followed.
+        #: Whether the recovered or followed state must contain every push acknowledged before this process.
         self.promised = False
         #: Models the directory held.
         self.recovered: dict[str, ModelState] = {}
@@ -95,7 +95,7 @@ class Storage:
 
     @classmethod
     async def open(cls, shard: int, config: StorageConfig, executor: ShardExecutor) -> Self:
-        """Take the directory and recover what it holds. Raises ConfigError, DamagedData, StorageFull, OSError."""
+        """Lock the directory and recover its state. Raises ConfigError, DamagedData, StorageFull, OSError."""
         storage = cls(executor, config)
         if config.data_dir is not None and config.durability is not Durability.MEMORY:
             with log_room(shard, config.data_dir):
@@ -130,7 +130,7 @@ class Storage:
 
     @property
     def log(self) -> UpdateLog:
-        """Where updates go."""
+        """The log that updates are written to."""
         return self._durable or MemoryLog()
 
     @property
@@ -140,13 +140,13 @@ class Storage:
 
     @property
     def snapshotter(self) -> Snapshotter | None:
-        """What takes snapshots now; None where nothing does."""
+        """The active snapshotter; None if there is none."""
         return self._snapshotter
 
     def age_seconds(self, after: int) -> float:
         """How old the oldest record of the log behind record ``after`` is; 0 when there is none.
 
-        Within a quarter of a second. Records that were there when this process began count from then.
+        Within a quarter of a second. Records recovered at the start count from then.
         """
         log = self._durable
         if log is None or log.number <= after:
@@ -167,7 +167,7 @@ class Storage:
 
     @property
     def kept(self) -> tuple[DataFolder, DurableLog] | None:
-        """The directory and its log, where every update is written; None where that is not so."""
+        """The directory and its log, if every update is written to it; else None."""
         if self._folder is None or self._durable is None or self._config.durability is not Durability.DURABLE:
             return None
         return self._folder, self._durable
@@ -180,7 +180,7 @@ class Storage:
 
     @property
     def incarnation(self) -> int:
-        """The incarnation that wrote what was recovered; 0 when nothing was."""
+        """The incarnation that wrote the recovered state; 0 if there was none."""
         return self._folder.identity.incarnation if self._folder and self.recovered else 0
 
     def begin(self, incarnation: int, models: Callable[[], Sequence[SnapshotSource]]) -> bool:
@@ -207,20 +207,20 @@ class Storage:
         self._running = asyncio.create_task(self._snapshotter.run(), name="snapshots")
 
     async def keep(self, logs: Callable[[], Awaitable[None]]) -> None:
-        """Do work that logs; what it logged outlives the process from then on. Raises OSError, PsError.
+        """Run work that logs; its records survive the process once this returns. Raises OSError, PsError.
 
-        With durability "snapshot" that takes a snapshot, for only with one the log counts.
+        With durability "snapshot" this takes a snapshot, without which the log is not recovered.
         """
         if self._snapshotter is None or self._config.durability is not Durability.SNAPSHOT:
             await logs()
             return
-        # A cancelled caller does not wait for it: a thread may be writing.
+        # A cancelled caller does not wait for the snapshot: a thread may be writing.
         self._keeping = asyncio.create_task(self._snapshotter.take(logs), name="keep")
         self._keeping.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._keeping)
 
     async def give_up_snapshots(self) -> None:
-        """Returns when no snapshot is taken any more; one under way leaves nothing."""
+        """Stop taking snapshots; an unfinished one leaves no files."""
         if self._snapshotter and self._running:
             self._snapshotter.abandon()
             await asyncio.wait([task for task in (self._running, self._keeping) if task])
@@ -228,7 +228,7 @@ class Storage:
         self._snapshotter = self._running = None
 
     async def close(self, *, snapshot: bool = True) -> None:
-        """Let go of the directory; take a last ``snapshot`` before, so that the next start replays nothing."""
+        """Close the directory, after a last ``snapshot`` if asked, so that the next start replays nothing."""
         if not snapshot:
             await self.give_up_snapshots()
         if self._snapshotter and self._running:

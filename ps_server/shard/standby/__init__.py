@@ -1,1 +1,1 @@
-"""A second process for the place of a shard: LogFeed serves the log, LogFollower keeps a copy, Standby takes over."""
+"""The standby of a shard: LogFeed serves the shard's log, LogFollower keeps a copy, Standby takes over."""

@@ -1,4 +1,4 @@
-"""Follows the log of a primary: writes its records into a log of its own, applies them, and says what it has."""
+"""Follows the log of a primary: writes its records to its own log, applies them, and acknowledges them."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class StandbyPlace:
 
 
 class LogFollower:
-    """Used on the shard's event loop; the directory and the models are its own while it follows.
+    """Used on the shard's event loop. It owns the directory and the models while it follows.
 
-    Between two pieces of work of the executor its state is whole and contains everything in its log, except while a
-    copy is under way: then it has nothing.
+    Between two tasks of the executor its state is consistent and contains every record of its log, except during a
+    copy: then it has no state.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class LogFollower:
         self._executor = executor
         self._open_channel = open_channel
         self._replay = Replay(shard, storage.recovered)
-        #: What it has is of another process's log.
+        #: Its state comes from another process's log.
         self.followed = False
         self._failure: BaseException | None = None
         self._acknowledged = asyncio.Event()
 
     @property
     def incarnation(self) -> int:
-        """The incarnation whose state this is, from its beginning up to some record; 0: there is nothing."""
+        """The incarnation whose state it has, from the first record up to ``number``; 0: it has no state."""
         return self._folder.identity.incarnation
 
     @property
@@ -87,7 +87,7 @@ class LogFollower:
         return self._log.whole
 
     async def follow(self, primary: Member, place: StandbyPlace) -> None:
-        """Until cancelled. Raises Unavailable when the stream ends, or the PsError, OSError that prevents it."""
+        """Follow until cancelled. Raises Unavailable when the stream ends; PsError or OSError if following fails."""
         self._check()
         async with _stream(primary, self.shard, self._open_channel) as call:
             start = pb.FollowStart(
@@ -122,7 +122,7 @@ class LogFollower:
                 await asyncio.wait([saying])
 
     async def _go_on(self, incarnation: int) -> None:
-        """What is here is the beginning of the log of ``incarnation``."""
+        """Continue: the state is a prefix of the log of ``incarnation``."""
         if not self.incarnation:
             self._storage.recovered.clear()
             await self._executor.submit(lambda: self._empty(0), 1 << 62)
@@ -130,7 +130,7 @@ class LogFollower:
         self._folder.belongs_to(incarnation)
 
     async def settled(self) -> None:
-        """Returns when nothing is being applied. Raises InternalError when that failed: read the directory again."""
+        """Returns when nothing is being applied. Raises InternalError if applying failed: read the directory again."""
         await self._executor.submit(lambda: None, 1 << 62)
         self._check()
 
@@ -141,7 +141,7 @@ class LogFollower:
     # -- records
 
     async def _take(self, records: Sequence[tuple[Header, memoryview]], *, whole: bool) -> None:
-        """Write records, then apply them where there is a ``whole`` state. Raises StorageFull, OSError."""
+        """Write records; if there is a ``whole`` state, apply them. Raises StorageFull, OSError."""
         if not records:
             return
         size = sum(header.record_bytes for header, _ in records)
@@ -158,7 +158,7 @@ class LogFollower:
                         message = bytes(body[: header.message_bytes])
                         self._replay.take(header.number, message, body[header.message_bytes :])
             except BaseException as error:
-                # The log and the models may not be at the same record any more.
+                # The log and the models may be at different records.
                 self._failure = error
                 raise
 
@@ -169,7 +169,7 @@ class LogFollower:
 
     async def _say(self, call: Call) -> None:
         """Acknowledge what has been written."""
-        with suppress(asyncio.InvalidStateError):  # the stream has ended, which its reader finds out
+        with suppress(asyncio.InvalidStateError):  # the stream has ended; its reader notices
             while True:
                 await self._acknowledged.wait()
                 self._acknowledged.clear()
@@ -183,14 +183,14 @@ class LogFollower:
         )
 
     def _applied(self) -> int:
-        """In the executor: the last record in the models. Raises InternalError where that is not known."""
+        """In the executor: the last record applied to the models. Raises InternalError if unknown."""
         self._check()
         return self._log.number
 
     # -- the copy
 
     async def _copy(self, call: Call, parser: RecordParser, incarnation: int, number: int) -> None:
-        """Replace what is here by the state of ``incarnation``; whole, or not there, whenever this process ends."""
+        """Replace the state by a copy of that of ``incarnation``. If this process ends, it has a whole copy or none."""
         await self._storage.give_up_snapshots()
         self._storage.recovered.clear()
         await self._executor.submit(lambda: self._empty(number), 1 << 62)
@@ -212,7 +212,7 @@ class LogFollower:
         self._log.reset(number)
 
     async def _receive(self, call: Call, writer: SnapshotWriter) -> int:
-        """Take models, blocks and buckets; returns the record at which they are one state."""
+        """Receive models, blocks and buckets; returns the record at which they are consistent."""
         while True:
             message = await self._read(call, "model", "block", "buckets", "copied")
             match message.WhichOneof("body"):
@@ -269,7 +269,7 @@ class LogFollower:
 
 @asynccontextmanager
 async def _stream(primary: Member, shard: int, open_channel: OpenChannel) -> AsyncIterator[Call]:
-    """A stream to ``primary``; what breaks it raises the PsError it stands for."""
+    """A stream to ``primary``. Raises PsError when it breaks."""
     async with open_channel(primary.address) as channel:
         call: Call = channel.stream_stream(_METHOD)()
         try:

@@ -1,4 +1,4 @@
-"""Serves the log of a shard to its standby: a copy of the state where that has to come first, then every record."""
+"""Serves the log of a shard to its standby: a copy of the state if needed, then every record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ logger = EventLogger(__name__)
 
 
 class LogFeed:
-    """Called by the service, on the shard's event loop. One standby at a time: a new one ends the stream before."""
+    """Called by the service, on the shard's event loop. One standby at a time: a new stream ends the one before."""
 
     def __init__(self, shard: int, registry: Registry, log: DurableLog, replication: Replication) -> None:
         self._shard = shard
@@ -56,25 +56,25 @@ class LogFeed:
         self._running: asyncio.Task[None] | None = None
         self._start = pb.FollowStart()
         self._incarnation = 0
-        #: The last record that the standby was sent whole: it can acknowledge no later one.
+        #: The last record sent whole to the standby, which can acknowledge no later one.
         self._sent = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
     def on_view(self, view: ClusterView) -> None:
-        """End the stream of a standby that is not a member any more."""
+        """End the stream of a standby that is no longer a member."""
         standby = view.live(Role.STANDBY).get(self._shard)
         alive = standby is not None and standby.incarnation == self._start.incarnation
         if self._running and not alive and view.revision >= self._start.membership_revision:
             self._running.cancel()
 
     def begin(self, incarnation: int, tell: Tell) -> None:
-        """The shard holds its place as ``incarnation``, and may be followed."""
+        """The shard has joined as ``incarnation`` and may be followed."""
         self._incarnation = incarnation
         self._replication.begin(tell)
 
     async def close(self, error: PsError) -> None:
-        """Nobody follows any more, and no push is acknowledged that waits for a standby."""
+        """End the stream. Pushes that wait for a standby are not acknowledged."""
         self._replication.close(error)
         await self.stop()
         await self._replication.ended()
@@ -82,11 +82,11 @@ class LogFeed:
             self._timer.cancel()
 
     async def serve(self, context: Context) -> None:
-        """One stream of a standby. Raises PsError."""
+        """Serve one stream of a standby. Raises PsError."""
         start = await _started(context)
         self._check(start)
         await self._registry.membership(start.membership_revision)
-        # Before the stream of another standby is ended, which a stranger must not bring about.
+        # Check before ending the stream of another standby: a stranger must not end it.
         self._check_standby(start)
         await self.stop()
         self._check(start)
@@ -119,7 +119,9 @@ class LogFeed:
         return self._replication.acknowledged if self.followed else None
 
     async def hand_over(self) -> None:
-        """Returns when the standby has the whole log, or is lost, or some time has passed; nothing is appended now."""
+        """Wait until the standby has the whole log, is lost, or a time limit has passed. Nothing is appended
+        meanwhile.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(times.END_SECONDS):
                 while self.followed and self._replication.acknowledged < self._log.number:
@@ -230,7 +232,7 @@ class LogFeed:
             await self._news.wait()
 
     def _far(self, reader: LogReader) -> bool:
-        """Whether what is read next may have to come from the disk."""
+        """Whether the next read may have to come from the disk."""
         return self._log.whole - reader.number > 100
 
     def _appended(self) -> None:
@@ -246,10 +248,10 @@ class LogFeed:
     # -- the copy
 
     async def _copy(self, context: Context) -> int:
-        """Send every model piece by piece beside the training; returns the last record before it began.
+        """Send every model in pieces while training continues; returns the last record before the copy began.
 
-        The pieces are of different ages: the records that follow make them one state. Raises Unavailable when values
-        were loaded meanwhile, which makes the copy worthless.
+        The pieces are of different ages; the records that follow make them consistent. Raises Unavailable if values
+        were loaded meanwhile, which invalidates the copy.
         """
         if self._registry.waiting_models:
             raise Unavailable(f"shard {self._shard} holds models that the cluster has not placed yet")

@@ -1,4 +1,4 @@
-"""Decides when a standby takes the place of its shard; until then it follows the process that holds the place."""
+"""Decides when a standby takes over its shard; until then it follows the primary."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ logger = EventLogger(__name__)
 
 
 class Standby:
-    """Used on the shard's event loop, by one process of a pair that was started alike.
+    """Used on the shard's event loop, by each of two processes started with the same options.
 
-    The first one gets the place; the other follows it. When the place is vacant the coordinator decides: it knows
-    which directories hold every push that was acknowledged.
+    The first one becomes the primary; the other follows it. When the primary is lost the coordinator decides: it knows
+    which directories contain every acknowledged push.
     """
 
     def __init__(
@@ -33,27 +33,27 @@ class Standby:
         timeout_seconds: float,
         stop: asyncio.Event,
     ) -> None:
-        """``wanted``: the place, and where this process serves once it has it."""
+        """``wanted``: the shard's place, and the address at which this process will serve."""
         self._client = client
         self._wanted = wanted
         self._follower = follower
         self._timeout_seconds = timeout_seconds
         self._stop = stop
-        #: Told of the membership as a standby.
+        #: Called with the membership as a standby.
         self.on_join: Callable[[Membership], None] = lambda membership: None
-        #: Told to stop, too, by the end of the job.
+        #: Also set when the job ends.
         self.exits_with_job = False
         self._view = ClusterView()
         self._fenced: Fenced | None = None
         self._changed = asyncio.Event()
         self._refusal = ""
-        #: Set when it follows, or waits to.
+        #: Set once it follows or waits to follow.
         self.waits = asyncio.Event()
 
     async def take_place(self) -> Membership | None:
-        """The membership as shard, once it is had; None when told to stop.
+        """Wait for the membership as shard; None if stopped before.
 
-        Raises Fenced when another standby came in the place of this one, and what keeps it from following.
+        Raises Fenced when another standby replaces this one, and the errors that prevent following.
         """
         if membership := await self._try():
             return membership
@@ -164,7 +164,7 @@ class Standby:
                 raise InternalError(f"shard {self._follower.shard} cannot be followed: {error}") from error
 
     async def _news(self, seconds: float, *others: asyncio.Future[None]) -> None:
-        """Returns when the view has changed, one of ``others`` is done, or some time has passed. Raises Fenced."""
+        """Wait until the view has changed, one of ``others`` is done, or a time limit has passed. Raises Fenced."""
         news = asyncio.create_task(self._changed.wait())
         stopping = asyncio.create_task(self._stop.wait())
         either: list[asyncio.Future[Any]] = [news, stopping, *others]
@@ -179,7 +179,7 @@ class Standby:
 async def joined(
     client: CoordinatorClient, spec: JoinRequest, timeout_seconds: float, stop: asyncio.Event
 ) -> Membership | None:
-    """Become a member; None when told to stop while the coordinator is not there yet. Raises as Membership.join."""
+    """Become a member; None if stopped before the coordinator answers. Raises as Membership.join."""
     joining = asyncio.ensure_future(asyncio.to_thread(Membership.join, client, spec, timeout_seconds, log_waiting))
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([joining, stopping], return_when=asyncio.FIRST_COMPLETED)
