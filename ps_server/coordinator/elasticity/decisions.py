@@ -1,4 +1,4 @@
-"""What the policy sees of a job, and what it decides."""
+"""The input and the decisions of the elasticity policy."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class JobLook:
-    """A job at one moment, as far as the policy is concerned."""
+    """The state of a job at one moment, as the policy needs it."""
 
-    #: It trains: it has started and is not finished, and all shards are there.
+    #: Whether it trains: it has started and is not finished, and no shard is missing.
     training: bool = True
-    #: It does not train until workers that were lost are there again.
+    #: Whether it waits for lost workers to return.
     waiting: bool = False
-    #: By rank, the steps per second of each live worker; 0: it has not made any lately.
+    #: By rank, the steps per second of each live worker; 0: none lately.
     speeds: Mapping[int, float] = field(default_factory=dict)
-    #: By number, the bytes per second of each shard that holds something.
+    #: By number, the bytes per second of each shard that has slices or buckets.
     traffic: Mapping[int, float] = field(default_factory=dict)
-    #: By number, the pushes that wait for their turn at a shard, and their bytes; without an entry none do.
+    #: By number, the pushes queued at a shard, and their bytes; no entry: none.
     queued_pushes: Mapping[int, float] = field(default_factory=dict)
     queued_bytes: Mapping[int, float] = field(default_factory=dict)
-    #: Slices are being moved.
+    #: Whether slices are being moved.
     moving: bool = False
     #: Ranks whose worker failed, was lost or was stopped, and was not replaced.
     lost: frozenset[int] = frozenset()
-    #: Workers that have left after training: nobody is needed in their place.
+    #: Workers that have left after training: they need no replacement.
     left: int = 0
-    #: How many workers psctl scale has asked for, without those that have left; None: the job was not scaled.
+    #: The number of workers requested by psctl scale, without those that have left; None: the job was not scaled.
     wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision to report; ``reason`` says what and why, with the numbers."""
+    """A decision to report; ``reason`` describes it, with the numbers."""
 
     reason: str
     warning: bool = False
@@ -41,7 +41,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Relieve(Decision):
-    """Move ``part`` of what ``shard`` holds to shard ``to``."""
+    """Move ``part`` of the contents of ``shard`` to shard ``to``."""
 
     shard: int = 0
     to: int = 0
@@ -50,8 +50,8 @@ class Relieve(Decision):
 
 @dataclass(frozen=True, slots=True)
 class AskForWorkers(Decision):
-    """Ask the engine for as many workers as bring the job to ``wanted``."""
+    """Request the workers that bring the job to ``wanted`` from the engine."""
 
     wanted: int = 0
-    #: Ranks that are empty, as far as they are known.
+    #: Vacant ranks, as far as known.
     ranks: tuple[int, ...] = ()

@@ -17,21 +17,21 @@ from ps_server.settings import setting
 K = TypeVar("K", bound=Hashable)
 
 
-class Holding(Generic[K]):
-    """Called by the policy, with rising times in seconds."""
+class Debounce(Generic[K]):
+    """A state for each key, debounced: it changes once its condition has lasted. Times rise, in seconds."""
 
     def __init__(self, seconds: float, part: float = 0.0, longest_seconds: float = 0.0) -> None:
-        """``seconds``: for how long a condition has to hold, and to be over.
+        """``seconds``: how long a condition has to last, and its end, before the state changes.
 
-        ``part``: for so much of the time at least that the state lasted before, but for no longer than
-        ``longest_seconds``. What noise brings about now and then does not count in the end.
+        ``part``: at least this part of the time that the state has lasted, but at most ``longest_seconds``, so that
+        occasional noise does not change it.
         """
         self._seconds = seconds
         self._part, self._longest = part, longest_seconds
         self._on: set[K] = set()
-        #: Since when the state is what it is.
+        #: By key, the time of the last change.
         self._entered: dict[K, float] = {}
-        #: Since when the other state holds.
+        #: By key, since when the condition calls for a change.
         self._since: dict[K, float] = {}
 
     def __contains__(self, key: K) -> bool:
@@ -46,7 +46,7 @@ class Holding(Generic[K]):
     def changed(self, key: K, *, on: bool, off: bool, now: float) -> bool:
         """Whether the state of ``key`` changes now. ``on``: the condition holds; ``off``: it is over for certain.
 
-        Between the two, where neither is so, the state stays.
+        If neither is true, the state stays.
         """
         entered = self._entered.setdefault(key, now)
         if not (off if key in self._on else on):
@@ -86,17 +86,17 @@ MOVES_PER_HOUR = 6
 
 
 class _Measure:
-    """Traffic, or queues: what shards are judged by. Changed by HotShards."""
+    """One measure of load, traffic or queues, and the shards that are hot by it. Changed by HotShards."""
 
     def __init__(self, least: float, useless: str) -> None:
-        """``least``: below it no shard is hot. ``useless``: what a move did not do."""
+        """``least``: no shard below it is hot. ``useless``: the text for a move that did not help."""
         self.least, self.useless = least, useless
-        self.hot: Holding[int] = Holding(times.HOLD_SECONDS, HOLD_PART, times.LONGEST_HOLD_SECONDS)
-        #: Shards that moves do not help.
+        self.hot: Debounce[int] = Debounce(times.HOLD_SECONDS, HOLD_PART, times.LONGEST_HOLD_SECONDS)
+        #: Hot shards that moves do not relieve.
         self.left_alone: set[int] = set()
 
     def judge(self, values: Mapping[int, float], seen: Callable[[int], str], now: float) -> Iterator[Decision]:
-        """Tell which shards have become hot by this, or have cooled down. ``seen``: the numbers of a shard."""
+        """The shards that have become hot by this measure, or have cooled down. ``seen``: the numbers of a shard."""
         mean = fmean(values.values())
         for shard, value in sorted(values.items(), key=lambda each: (-each[1], each[0])):
             on, off = value > max(HOT * mean, self.least), value < self._calm_below(mean)
@@ -113,7 +113,7 @@ class _Measure:
         self.left_alone &= set(shards)
 
     def may_give(self, shard: int, value: float, mean: float) -> bool:
-        """Whether ``shard`` is hot by this, still, and moves may help."""
+        """Whether ``shard`` is hot by this measure and moves may help."""
         return shard in self.hot and shard not in self.left_alone and value > self._calm_below(mean)
 
     def _calm_below(self, mean: float) -> float:
@@ -124,20 +124,20 @@ class HotShards:
     """Part of ElasticPolicy, which calls it with rising times in seconds while the job trains."""
 
     def __init__(self, *, rebalance: bool) -> None:
-        """``rebalance``: whether hot shards are to give something away."""
+        """``rebalance``: whether to relieve hot shards by moves."""
         self._rebalance = rebalance
         self._traffic = _Measure(LEAST_TRAFFIC, "lower its traffic")
         self._queue = _Measure(LEAST_QUEUE, "shorten its queue")
         #: Times of the last moves.
         self._moves: deque[float] = deque(maxlen=MOVES_PER_HOUR)
-        #: By the shard that gave and the one that took: when that was last.
+        #: By source and target shard: the time of the last move.
         self._given: dict[tuple[int, int], float] = {}
-        #: The last move: for what, of which shard, and how far that was above the mean, or how many pushes waited.
+        #: The last move: its measure, its source, and how far the source was above the mean, or how many pushes waited.
         self._moved: tuple[_Measure, int, float] | None = None
         self._judge_from = float("-inf")
 
     def decide(self, look: JobLook, now: float) -> Iterator[Decision]:
-        """What follows from the traffic and the queues of ``look``."""
+        """Decide from the traffic and the queues of ``look``."""
         for measure in (self._traffic, self._queue):
             measure.forget(look.traffic)
         self._given = {
@@ -175,7 +175,7 @@ class HotShards:
             yield from self._leave_alone(self._traffic, hottest)
             return
         to = min(takers, key=lambda shard: (shard in self._queue.hot, traffic[shard], shard))
-        # As much as brings neither of the two across the mean.
+        # As much as takes neither shard across the mean.
         part = min(traffic[hottest] - mean, mean - traffic[to]) / traffic[hottest]
         seen = f"{traffic[hottest] / 1e6:.1f} MB/s, {traffic[to] / 1e6:.1f} there"
         yield from self._move(self._traffic, hottest, traffic[hottest] / mean - 1.0, to, part, seen, now)
@@ -191,7 +191,7 @@ class HotShards:
             yield from self._leave_alone(self._queue, slowest)
             return
         to = min(takers, key=lambda shard: (queues[shard], traffic[shard], shard))
-        # Never so much that the other has more traffic than shards may have: it would have to give it on.
+        # Never so much that the target becomes hot: it would pass the load on.
         room = NOT_HOT * mean - traffic[to]
         if room > 0.0:
             part = min(QUEUE_PART, room / traffic[slowest])
@@ -199,7 +199,7 @@ class HotShards:
             yield from self._move(self._queue, slowest, queues[slowest], to, part, seen, now)
 
     def _takers(self, shard: int, shards: Iterable[int]) -> list[int]:
-        """Those of ``shards`` from which nothing came to ``shard``, also not by way of others."""
+        """Those of ``shards`` from which nothing moved to ``shard``, directly or through other shards."""
         sources, found = {shard}, {shard}
         while found:
             found = {giver for giver, taker in self._given if taker in found} - sources
@@ -207,14 +207,14 @@ class HotShards:
         return [each for each in shards if each not in sources]
 
     def _leave_alone(self, measure: _Measure, shard: int) -> Iterator[Decision]:
-        """A move back would be followed by one like that which brought it here."""
+        """A move back would be followed by the same move again."""
         measure.left_alone.add(shard)
         yield Decision(f"shard {shard} is left alone: it took slices of all that have less", warning=True)
 
     def _move(
         self, measure: _Measure, shard: int, excess: float, to: int, part: float, seen: str, now: float
     ) -> Iterator[Decision]:
-        """A move, unless there were too many, or the last one, of the same shard for the same, was of no use."""
+        """A move, unless there were too many, or the last move off this shard by this measure did not help."""
         if self._moved is not None and self._moved[:2] == (measure, shard) and excess > USELESS * self._moved[2]:
             measure.left_alone.add(shard)
             self._moved = None
@@ -236,7 +236,7 @@ MOST_NAMED = 8
 
 
 def median_without(ordered: Sequence[float], value: float) -> float:
-    """The median of all but one that is equal to ``value``, of numbers in their order; 0 without others."""
+    """The median of ascending numbers without one that equals ``value``; 0 if there are no others."""
     at, rest = bisect_left(ordered, value), len(ordered) - 1
     if rest < 1:
         return 0.0
@@ -258,35 +258,36 @@ def _of_slow(workers: Sequence[tuple[int, str]], *, slow: bool) -> Iterator[Deci
 
 @dataclass(frozen=True, slots=True)
 class ElasticSettings:
-    """What the policy may do besides reporting."""
+    """The actions that the policy may take besides reporting."""
 
     rebalance: bool = setting(
         False,
         "Move slices and rows by itself from a shard that has 1.5 times the mean traffic for 30 s to the one that has "
         "least: 6 times an hour at most, and no more where it does not help.",
     )
-    #: Workers that the job is to have, by asking an engine; 0: none is asked.
+    #: The number of workers to request from an engine; 0: no engine.
     workers: int = 0
 
 
 class ElasticPolicy:
-    """Called by the runner with rising times in seconds. Each decision comes once, and once more when it is over.
+    """Called by the runner with rising times in seconds. Each decision is made once, and reported again when it is
+    over.
 
-    Limits: nothing is judged before it has lasted for ``times.HOLD_SECONDS``; between the bounds of each pair nothing
-    changes. Moves come with pauses, so many an hour at most, and stop where they do not help. Requests for workers
-    come with doubling pauses.
+    Limits: a condition counts once it has lasted ``times.HOLD_SECONDS``; between the two bounds of a pair nothing
+    changes. There are pauses between moves, a limit per hour, and no more moves if they do not help. Pauses between
+    requests for workers double.
     """
 
     def __init__(self, settings: ElasticSettings) -> None:
         self._settings = settings
-        self._slow: Holding[int] = Holding(times.HOLD_SECONDS)
+        self._slow: Debounce[int] = Debounce(times.HOLD_SECONDS)
         self._shards = HotShards(rebalance=settings.rebalance)
-        self._missing: Holding[str] = Holding(times.HOLD_SECONDS)
+        self._missing: Debounce[str] = Debounce(times.HOLD_SECONDS)
         self._pause_seconds = 0.0
         self._ask_from = float("-inf")
 
     def decide(self, look: JobLook, now: float) -> tuple[Decision, ...]:
-        """What follows from ``look``: nothing of a job that does not train, unless it waits for lost workers."""
+        """Decide from ``look``: nothing for a job that does not train, unless it waits for lost workers."""
         if not look.training:
             return tuple(self._requests(look, now)) if look.waiting else ()
         return (*self._workers(look, now), *self._shards.decide(look, now), *self._requests(look, now))

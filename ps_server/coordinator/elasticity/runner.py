@@ -1,4 +1,4 @@
-"""Looks at the job once a heartbeat, logs what the policy decides, and does it."""
+"""Observes the job once a heartbeat, and logs and executes the policy's decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = EventLogger(__name__)
 
 
 def look_of(status: ClusterStatus) -> JobLook:
-    """The job as it is. A worker or shard that is busy with something else than steps is not judged by its speed."""
+    """The current state of the job, without workers and shards that are busy with something other than steps."""
     view = status.view
     workers = [(entry, state_of(entry)) for entry in current_members(status, Role.WORKER)]
     shards = [entry for entry in current_members(status, Role.SHARD) if entry.member.index in view.used_shards]
@@ -69,7 +69,7 @@ class ElasticityRunner:
         self._work: dict[type[Decision], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Look at the job until cancelled; a move or a request that is under way is cancelled, too."""
+        """Observe the job until cancelled; this also cancels the current move or request."""
         try:
             while True:
                 self.look()
@@ -79,7 +79,7 @@ class ElasticityRunner:
                 task.cancel()
 
     def look(self) -> None:
-        """Take one look."""
+        """Observe the job once."""
         for decision in self._policy.decide(look_of(self._driver.status()), self._clock()):
             self._tell(decision.reason, warning=decision.warning)
             match decision:
@@ -89,7 +89,7 @@ class ElasticityRunner:
                     self._begin(decision, self._ask(decision))
 
     async def settled(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait for the current move and request."""
         await asyncio.gather(*self._work.values())
 
     def _begin(self, decision: Decision, work: Coroutine[Any, Any, None]) -> None:
@@ -111,7 +111,7 @@ class ElasticityRunner:
             self._tell(f"moving from shard {decision.shard} has failed: {error.message}", warning=True)
             return
         if not moved:
-            # The part that may move can be smaller than any slice of the shard.
+            # The part to move can be smaller than every slice of the shard.
             self._tell(f"nothing has moved from shard {decision.shard}: no whole slice or bucket fits", warning=True)
             return
         self._tell(f"{moved / 1e6:.1f} MB have moved from shard {decision.shard} to shard {decision.to}")
@@ -123,7 +123,7 @@ class ElasticityRunner:
             done = await asyncio.to_thread(self._engine.request, decision.wanted, decision.ranks)
         except PsError as error:
             self._tell(f"workers were not asked for: {error}", warning=True)
-        except Exception as error:  # of a class of the user's own
+        except Exception as error:  # from a user's class
             logger.exception("elasticity", "the engine has failed")
             self._tell(f"workers were not asked for: {type(error).__name__}: {error}", warning=True)
         else:

@@ -1,4 +1,4 @@
-"""Scales a job: asks the engine, moves slices off shards before they end and onto them after they started."""
+"""Scales a job: calls the engine, moves slices onto shards that have started and off shards before they end."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ logger = EventLogger(__name__)
 
 
 class JobScaling:
-    """Runs on the coordinator's event loop. What is wanted is the driver's: this looks at it and acts, also after a
-    restart of the coordinator. What it tells is an event of the job, and logged.
+    """Runs on the coordinator's event loop. It reads the wanted size from the driver and acts, also after a restart of
+    the coordinator. Its reports are logged and become events of the job.
     """
 
     def __init__(
@@ -35,22 +35,22 @@ class JobScaling:
         self._asking = asyncio.Lock()
         #: The last order that the engine received.
         self._told: ScaleOrder | None = None
-        #: A move for the sake of scaling: how far it is.
+        #: The progress of a move for scaling.
         self._progress: MoveProgress | None = None
-        #: A shard was added that may not have its share yet.
+        #: Whether an added shard may lack its share.
         self._uneven = False
-        #: What failed last, and until when that is not tried again.
+        #: The last failure, and when to retry.
         self._failure = ""
         self._pause_seconds = 0.0
         self._again_at = float("-inf")
 
     @property
     def order(self) -> ScaleOrder:
-        """What is to run now."""
+        """The processes that should run now."""
         view, wanted = self._driver.view, self._driver.wanted
         shards = None
         if wanted.shards is not None:
-            # A shard is ended when it holds nothing any more.
+            # A shard ends once it is empty.
             shards = wanted.shards | frozenset(view.used_shards)
         return ScaleOrder(
             number=wanted.number,
@@ -64,20 +64,20 @@ class JobScaling:
         )
 
     async def scale(self, ask: ScaleAsk) -> AsyncGenerator[ScaleProgress, None]:
-        """Set what the job is to have; yields what it waits for, whenever that changes, until it has it.
+        """Set the wanted size; yields what the job waits for, whenever that changes, until it has that size.
 
-        It goes on when this is left early. Raises InvalidRequest for a number that the job cannot have, and where the
-        engine can start no such processes; NotReady without an engine, and when another call changes what is wanted;
-        what the engine raises.
+        Scaling continues if the caller stops early. Raises InvalidRequest for a number that the job cannot have, or if
+        the engine cannot start such processes; NotReady without an engine, or when another call changes the wanted
+        size; and the engine's errors.
         """
         async with self._asking:
             engine = self._engine_for(ask)
             by_count = getattr(engine, "by_count", False)
             planned = self._driver.check_scale(ask, by_count=by_count)
             if planned != self._driver.wanted:
-                told = await self._tell_engine(engine, self._order_of(planned))
+                done = await self._send_order(engine, self._order_of(planned))
                 self._driver.scale(ask, by_count=by_count)
-                self._say(f"the job is scaled: {_asked(ask)}; {told}")
+                self._report(f"the job is scaled: {_asked(ask)}; {done}")
             self._failure, self._again_at = "", float("-inf")
             wanted = self._driver.wanted
         before = ""
@@ -90,40 +90,41 @@ class JobScaling:
         yield ScaleProgress(self._reached(), done=True)
 
     def moved_by_hand(self, request: MoveRequest) -> None:
-        """Called before ``request`` of a caller. In a job whose shards were scaled, its shards are wanted from now on.
+        """Called before a caller's ``request``. If the job's shards were scaled, the request's shards become the wanted
+        ones.
 
-        Else slices would be moved back. Raises what ``target_of`` raises.
+        Otherwise scaling would move the slices back. Raises the errors of ``target_of``.
         """
         if (request.to or request.drain) and self._driver.wanted.shards is not None:
             self._driver.choose_shards(target_of(request, self._driver.view, self._driver.shard_maps).shards)
 
     async def run(self) -> None:
-        """Look at the job until cancelled, or the coordinator ends."""
+        """Scale the job until cancelled, or until the coordinator ends."""
         with suppress(Unavailable, DamagedData):
             while True:
                 await self.look()
                 await self._driver.wait_for_change(1.0)
 
     async def look(self) -> None:
-        """Do what has to be done now; returns when it is."""
+        """Do what is due now, and return when it is done."""
         wanted, view = self._driver.wanted, self._driver.view
         if not wanted.number or view.finished or self._clock() < self._again_at:
             return
         try:
-            await self._tell_changes()
+            await self._send_changes()
             await self._move(wanted)
         except PsError as error:
             self._failed(error)
-        except Exception as error:  # of a class of the user's own
+        except Exception as error:  # from a user's class
             logger.exception("elasticity", "scaling has failed")
             self._failed(error)
         else:
             self._failure, self._pause_seconds = "", 0.0
 
-    async def _tell_changes(self) -> None:
-        """Tell the engine when a shard may end, and, after a restart of the coordinator, what is wanted.
+    async def _send_changes(self) -> None:
+        """Send the engine a new order when a shard may end, and after a restart of the coordinator.
 
-        Not that a worker has trained to its end: its pod is no more, and another one would be ended for it.
+        Not when a worker has left after training: its pod has ended, and the engine would end another one.
         """
         engine, order = self._engine, self.order
         if (
@@ -135,15 +136,15 @@ class JobScaling:
             return
         async with self._asking:
             if (order := self.order).number:
-                await self._tell_engine(engine, order)
+                await self._send_order(engine, order)
 
-    async def _tell_engine(self, engine: ScalingEngine, order: ScaleOrder) -> str:
-        told = await asyncio.to_thread(engine.scale, order)
+    async def _send_order(self, engine: ScalingEngine, order: ScaleOrder) -> str:
+        done = await asyncio.to_thread(engine.scale, order)
         self._told = order
-        return str(told)
+        return str(done)
 
     def _order_of(self, planned: WantedSize) -> ScaleOrder:
-        """What is to run once ``planned`` is wanted."""
+        """The processes that should run once ``planned`` is wanted."""
         shards = None if planned.shards is None else planned.shards | frozenset(self._driver.view.used_shards)
         return ScaleOrder(
             number=planned.number,
@@ -154,7 +155,7 @@ class JobScaling:
         )
 
     async def _move(self, wanted: WantedSize) -> None:
-        """Move slices to shards that are wanted, once these live, and off those that are not."""
+        """Move slices to wanted shards, once these are live, and off unwanted ones."""
         view = self._driver.view
         if wanted.shards is None or not view.started:
             return
@@ -165,10 +166,10 @@ class JobScaling:
         self._uneven = self._uneven or bool(adding)
         parts = [f"slices move to {named('shard', adding)}"] if adding else []
         parts += [f"slices leave {named('shard', draining)}"] if draining else []
-        self._say("; ".join(parts) or "slices move until each shard has its share")
+        self._report("; ".join(parts) or "slices move until each shard has its share")
         try:
             self._progress = MoveProgress()
-            # After a move that failed in the middle, each shard that has something gets its share, too.
+            # After a move that failed halfway, every shard with slices gets its share again.
             to = adding or (wanted.shards if self._uneven and not draining else adding)
             request = MoveRequest(to=tuple(sorted(to)), drain=tuple(sorted(draining)))
             async with aclosing(self._moves.reshard(request)) as progress:
@@ -178,10 +179,10 @@ class JobScaling:
         finally:
             self._progress = None
         if moved is not None:
-            self._say(f"{moved.moved_bytes / 1e6:.1f} MB have moved in {moved.batches} batches")
+            self._report(f"{moved.moved_bytes / 1e6:.1f} MB have moved in {moved.batches} batches")
 
     def _engine_for(self, ask: ScaleAsk) -> ScalingEngine:
-        """Raises NotReady where there is none, InvalidRequest for one that can not do it."""
+        """Raises NotReady without an engine, InvalidRequest for one that cannot do it."""
         engine = self._engine
         if engine is None:
             raise NotReady(
@@ -205,7 +206,7 @@ class JobScaling:
         return engine
 
     def _awaited(self) -> str:
-        """What the job waits for, in words; empty: it has what is wanted."""
+        """Describes what the job waits for; empty once it has the wanted size."""
         text = awaited(self._driver.wanted, self._driver.view)
         if not text and self._progress is None and not self._uneven:
             return ""
@@ -215,11 +216,13 @@ class JobScaling:
         return f"{text}; {self._failure}" if self._failure else text
 
     def _check_goes_on(self, ask: ScaleAsk, before: WantedSize) -> None:
-        """Raises NotReady where the job is finished, or what ``ask`` has made of ``before`` is not wanted any more."""
+        """Raises NotReady if the job is finished, or another call has replaced the size that ``ask`` set from
+        ``before``.
+        """
         if self._driver.view.finished:
             raise NotReady("the job finished before it was scaled", remedy="start it again")
         now = self._driver.wanted
-        # Fewer ranks alone do not count: a worker that leaves after training is not wanted any more.
+        # Fewer ranks are no difference: a worker that leaves after training is no longer wanted.
         begun = (now.ranks or frozenset()) - (before.ranks or frozenset())
         workers = ask.workers is not None and bool(begun or now.ending - before.ending)
         if workers or (ask.shards is not None and now.shards != before.shards):
@@ -238,18 +241,18 @@ class JobScaling:
     def _failed(self, error: Exception) -> None:
         text = error.message if isinstance(error, PsError) else f"{type(error).__name__}: {error}"
         if text != self._failure:
-            self._say(f"scaling has failed and is tried again: {text}", warning=True)
+            self._report(f"scaling has failed and is tried again: {text}", warning=True)
         self._failure = text
         self._pause_seconds = SCALING.after(self._pause_seconds)
         self._again_at = self._clock() + self._pause_seconds
 
-    def _say(self, text: str, *, warning: bool = False) -> None:
+    def _report(self, text: str, *, warning: bool = False) -> None:
         logger.log(logging.WARNING if warning else logging.INFO, "elasticity", "%s", text)
         self._driver.events.add(text, warning=warning, decision=True)
 
 
 def _run(order: ScaleOrder) -> tuple[object, object]:
-    """The part of an order that an engine receives again when it changes."""
+    """The part of an order whose change is sent to the engine."""
     return order.number, order.shards
 
 

@@ -1,1 +1,1 @@
-"""Who is asked for workers: ``base`` has what one is, ``find`` finds what ``--engine`` names."""
+"""Engines start workers. ``base`` defines the interface, ``find`` resolves ``--engine``."""

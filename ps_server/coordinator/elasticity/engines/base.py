@@ -1,4 +1,4 @@
-"""What an engine is: something that starts workers when it is asked, and perhaps ends processes, too."""
+"""The interface of engines, which start workers on request and may also end processes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ WORKERS, SHARDS = "workers", "shards"
 class WorkerEngine(Protocol):
     """Called in a thread of its own, one call at a time; a call may take seconds.
 
-    A class of a user needs no more than these two methods (``--engine package.module:Class``). One that can start and
-    end as many as ``psctl scale`` asks for has the two of ``ScalingEngine``, too.
+    A user's class (``--engine package.module:Class``) needs only these two methods. One that supports ``psctl scale``
+    also has those of ``ScalingEngine``.
     """
 
     def request(self, wanted: int, ranks: tuple[int, ...]) -> str:
-        """Have as many workers run as bring the job to ``wanted``; ``ranks``: places whose workers were lost.
+        """Start as many workers as bring the job to ``wanted``. ``ranks``: those whose workers were lost.
 
-        Returns what was done, in words. The request may come again: an engine that is about to start them does nothing.
-        Raises PsError when the workers cannot be had now; they are asked for again later.
+        Returns a description of what was done. A request may be repeated: an engine that is already starting the
+        workers does nothing. Raises PsError if it cannot start them now; the request is repeated later.
         """
         ...
 
     def describe(self) -> str:
-        """Where workers come from, in words."""
+        """Describes where workers come from."""
         ...
 
 
 class ScalingEngine(WorkerEngine, Protocol):
-    """An engine that starts and ends processes until as many run as it is asked for."""
+    """An engine that starts and ends processes until the requested number runs."""
 
     #: WORKERS, SHARDS, or both.
     scales: frozenset[str]
-    #: It starts so many workers, and which ranks they take, and which of them end, is chosen elsewhere.
+    #: Whether it only sets a number of workers; which ranks come and go is decided elsewhere.
     by_count: bool
 
     def scale(self, order: ScaleOrder) -> str:
-        """Have the workers and shards of ``order`` run, and no others; returns what was done, in words.
+        """Run exactly the workers and shards of ``order``; returns a description of what was done.
 
-        It may come again. Before a shard is left out of ``order.shards`` all that it held has moved. Raises PsError
-        when that cannot be done; then nothing is wanted.
+        An order may be repeated. A shard is left out of ``order.shards`` only once it is empty. Raises PsError if the
+        order cannot be carried out; the wanted size then does not change.
         """
         ...

@@ -1,4 +1,4 @@
-"""Keeps what is asked for, for the program that starts the workers: it asks the coordinator now and then."""
+"""Keeps the last request for the program that starts the workers, which polls the coordinator."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LOST = "lost"
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """What the coordinator asks for."""
+    """The workers that the coordinator requests."""
 
-    #: From 1; rises with every request of this coordinator process. 0: nothing was asked for yet.
+    #: From 1; rises with every request of this coordinator process. 0: no request yet.
     number: int = 0
-    #: How many the job is to have.
+    #: The number of workers that the job should have.
     workers: int = 0
     #: Ranks whose workers were lost.
     ranks: tuple[int, ...] = ()
@@ -32,7 +32,7 @@ class WorkerRequest:
 class KeptRequest:
     """The engine ``launcher``. ``last`` may be read by any thread.
 
-    The program learns from the cluster's state what was scaled; here is only who can do it.
+    The program reads the wanted size from the cluster's state; this engine only reports whether it can be reached.
     """
 
     by_count = False
@@ -40,16 +40,17 @@ class KeptRequest:
     def __init__(self, scales: frozenset[str] = frozenset({WORKERS, SHARDS})) -> None:
         self.last = WorkerRequest()
         self.scales = scales
-        #: When the program asked last, of time.monotonic(); at first it is given the time to come.
+        #: The time of the program's last poll, of time.monotonic(); initially the present, so that it has time to
+        #: begin.
         self.asked_at = time.monotonic()
 
     def request(self, wanted: int, ranks: tuple[int, ...]) -> str:
-        """Keep it in place of the one before."""
+        """Replace the last request."""
         self.last = WorkerRequest(self.last.number + 1, wanted, ranks)
         return f"request {self.last.number}, of the program that starts them"
 
     def scale(self, order: ScaleOrder) -> str:
-        """Nothing: the program finds it. Raises NotReady where none has asked for a minute."""
+        """Does nothing: the program polls. Raises NotReady if it has not polled for a minute."""
         silent_seconds = time.monotonic() - self.asked_at
         if silent_seconds > times.PATIENCE_SECONDS:
             raise NotReady(
@@ -58,8 +59,8 @@ class KeptRequest:
                 actual=f"none for {silent_seconds:.0f} s",
                 remedy="see whether ps-run or the driver with RayCluster runs, and reaches the coordinator",
             )
-        return "the program that started them is told"
+        return "the program that started them will read the new size"
 
     def describe(self) -> str:
-        """What started the workers."""
+        """The program that started the workers."""
         return "the program that starts them"

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where the API is, and who asks."""
+    """The address of the API, and the credentials."""
 
     url: str
     namespace: str
@@ -61,16 +61,16 @@ class Account:
 class KubernetesJob:
     """The engine ``kubernetes:JOB``: raises parallelism and completions of the Job JOB, ``most`` pods at most.
 
-    Pods that the Job is about to start are counted, so a request that comes again changes nothing. An index of an
-    Indexed Job that has used up its ``backoffLimitPerIndex`` stays failed; the new pod has a new index, and takes the
-    free rank when the script's rank is not set by the index.
+    Pods that the Job is about to start are counted, so a repeated request changes nothing. An index of an Indexed Job
+    that has used up its ``backoffLimitPerIndex`` stays failed; the new pod has a new index, and takes the free rank
+    when the script's rank is not set by the index.
     """
 
     scales = frozenset({WORKERS})
     by_count = True
 
     def __init__(self, job: str, account: Account, most: int) -> None:
-        """Raises ConfigError for what is no name of a Job."""
+        """Raises ConfigError for an invalid name of a Job."""
         if not _NAME.fullmatch(job):
             raise ConfigError("--engine kubernetes:JOB needs the name of a Job", actual=job or "nothing")
         self._path = f"/apis/batch/v1/namespaces/{account.namespace}/jobs/{job}"
@@ -93,7 +93,7 @@ class KubernetesJob:
     def scale(self, order: ScaleOrder) -> str:
         """Set parallelism, and completions of an Indexed Job, to the workers of ``order``. Raises as ``request``.
 
-        Of an Indexed Job the highest indexes end; else Kubernetes chooses.
+        In an Indexed Job the highest indexes end; otherwise Kubernetes chooses.
         """
         wanted = len(order.ranks or ())
         if wanted > self._most:
@@ -112,9 +112,9 @@ class KubernetesJob:
     def _set(self, job: Mapping[str, Any], parallelism: int, completions: int) -> None:
         spec: dict[str, Any] = {"parallelism": parallelism}
         if job.get("spec", {}).get("completions") is not None:
-            # Of an Indexed Job both change together (elastic indexed Jobs, Kubernetes 1.27).
+            # In an Indexed Job both change together (elastic indexed Jobs, Kubernetes 1.27).
             spec["completions"] = completions
-        # The version makes it fail when somebody else has changed the Job meanwhile.
+        # The version makes it fail if the Job has changed meanwhile.
         version = job.get("metadata", {}).get("resourceVersion")
         self._call("PATCH", {"spec": spec} | ({"metadata": {"resourceVersion": version}} if version else {}))
 
@@ -161,7 +161,7 @@ class KubernetesJob:
 
 
 def _number(job: Mapping[str, Any], part: str, name: str, default: int) -> int:
-    """A number of the Job. Raises InvalidRequest where it is none."""
+    """A number of the Job. Raises InvalidRequest if it is not one."""
     fields = job.get(part) or {}
     value = fields.get(name, default) if isinstance(fields, dict) else None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

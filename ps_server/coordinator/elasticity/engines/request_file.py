@@ -1,4 +1,4 @@
-"""Asks by a file, which ps-run or a program of the user's own reads."""
+"""Requests workers through a file, which ps-run or the user's program reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RequestFile:
         self._run: dict[str, list[int]] = {}
 
     def request(self, wanted: int, ranks: tuple[int, ...]) -> str:
-        """Replace the file, in one step. Raises Unavailable when it cannot be written."""
+        """Replace the file atomically. Raises Unavailable when it cannot be written."""
         self._workers = wanted
         return self._write(ranks)
 
