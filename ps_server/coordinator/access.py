@@ -1,4 +1,4 @@
-"""Who may call a coordinator, and how it calls shards: its security, its sessions, and what both need of each other."""
+"""The security of a coordinator: who may call it, and how it calls shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CoordinatorAccess:
 
     @classmethod
     def of(cls, security: Security, folder: Path | None = None) -> CoordinatorAccess:
-        """``folder``: of the journal; sessions outlive this process with it. Raises ConfigError, DamagedData."""
+        """``folder``: of the journal; with it sessions survive a restart. Raises ConfigError, DamagedData."""
         sessions = SessionIssuer(_session_signer(security, folder))
         authorization = Authorization(security)
         authorization.trust(sessions.public_key)
@@ -44,9 +44,9 @@ class CoordinatorAccess:
 
 
 def _session_signer(security: Security, folder: Path | None) -> SessionSigner | None:
-    """With the key in ``folder``, made where it is missing; without a folder, with one for this process alone.
+    """A signer with the key in ``folder``, created if missing; without a folder, with a key for this process only.
 
-    None where nobody is authenticated. Called with the journal locked. Raises ConfigError, DamagedData, OSError.
+    None if callers are not authenticated. Called with the journal locked. Raises ConfigError, DamagedData, OSError.
     """
     if not security.authenticates:
         return None

@@ -1,4 +1,4 @@
-"""The state that a coordinator begins with: an empty one, that of a checkpoint, or that of its journal."""
+"""The initial state of a coordinator: empty, from a checkpoint, or from its journal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = EventLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The parts that the driver owns, and the records of the journal they come from; None: they come from none."""
+    """The parts that the driver owns, and the journal records they were restored from, if any."""
 
     state: ClusterState
     data: DataLeases

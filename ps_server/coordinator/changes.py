@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StateChange(Generic[T]):
-    """The result of an event; ``reason`` says in words what changed, and is empty when nothing did."""
+    """The result of an event; ``reason`` describes what changed, and is empty if nothing did."""
 
     value: T
     reason: str = ""
-    #: Something was lost: it is logged as a warning.
+    #: Whether something was lost, which is logged as a warning.
     loss: bool = False
 
 

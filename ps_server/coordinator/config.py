@@ -35,7 +35,7 @@ logger = EventLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The options of who starts and ends workers and shards for the coordinator."""
+    """The options of the engine, which starts and ends workers and shards for the coordinator."""
 
     engine: str | None = setting(
         None,
@@ -65,17 +65,17 @@ class CoordinatorConfig:
     ready_file: Path | None
     cluster: ClusterSettings
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    #: The checkpoint that models take their first values from.
+    #: The checkpoint with the models' initial values.
     saved: Checkpoint | None = None
     #: Exit when the job is finished and its members have left.
     exit_when_finished: bool = False
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    #: Where the page is served; 0: any free port, None: nowhere.
+    #: Port of the page; 0: any free port, None: no page.
     page_port: int | None = None
     limits: ServerLimits = field(default_factory=ServerLimits)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     elastic: ElasticSettings = field(default_factory=ElasticSettings)
-    #: Starts workers that are missing.
+    #: Starts missing workers.
     engine: WorkerEngine | None = None
 
     @property
@@ -131,7 +131,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         consistency=consistency,
         partition=configured(PartitionOptions, options).rule(options["shards"]),
         seed=secrets.randbits(32) if options["seed"] is None else options["seed"],
-        # Above all incarnations of earlier coordinators: none admits a thousand members a second.
+        # Above all incarnations of earlier coordinators, which admit fewer than a thousand members a second.
         first_incarnation=time.time_ns() // 1_000_000,
         clock_began=time.time() - time.monotonic(),
         job=security.job,
@@ -169,7 +169,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
 
 
 def _elasticity(options: Mapping[str, Any], workers: WorkerRange) -> tuple[ElasticSettings, WorkerEngine | None]:
-    """What the coordinator may do by itself, and the engine that starts workers. Raises ConfigError."""
+    """The coordinator's automatic actions, and the engine that starts workers. Raises ConfigError."""
     chosen = configured(EngineOptions, options)
     if chosen.engine is None:
         if chosen.engine_workers or chosen.engine_most:
@@ -221,7 +221,7 @@ def from_tf_config(text: str, given: set[str]) -> dict[str, Any]:
     values: dict[str, Any] = {"shards": task.shards, "workers": task.workers, "exit_when_finished": True}
     if task.coordinator_address:
         host, _, port = task.coordinator_address.rpartition(":")
-        # The chief's name may be that of a service in front of it, on which a process cannot listen.
+        # The chief's name may be that of a service in front of it, whose address a process cannot listen on.
         values |= {"bind": host if host in ("localhost", "127.0.0.1") else "0.0.0.0", "port": int(port)}
     return {name: value for name, value in values.items() if name not in given}
 

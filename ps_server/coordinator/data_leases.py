@@ -31,17 +31,17 @@ class Pace:
 
     items: float = 0.0
     seconds: float = 0.0
-    #: Since when the present work is not counted: the last report, or the lease after a time without any; None: before
-    #: the first of these.
+    #: The begin of work not counted yet: the last report, or the first lease after a time without one; None: no lease
+    #: yet.
     since: float | None = None
 
     def leased(self, now: float, *, had_none: bool) -> None:
-        """The worker gets a lease; time without any is not work."""
+        """Note that the worker gets a lease; time without a lease is not work."""
         if had_none:
             self.since = now
 
     def reported(self, items: int, now: float) -> None:
-        """The worker has trained ``items`` since its last report."""
+        """Note that the worker has trained ``items`` since its last report."""
         if self.since is None:
             self.since = now
             return
@@ -50,11 +50,11 @@ class Pace:
         self.since = now
 
     def worker(self, held: int, now: float) -> PacedWorker:
-        """The worker, which holds ``held`` items, as it is now."""
+        """The current state of the worker, which has leases on ``held`` items."""
         elapsed = 0.0 if self.since is None else max(0.0, now - self.since)
         speed = self.items / self.seconds if self.seconds > 0.0 else None
         if speed is not None and held and speed * elapsed > held:
-            # It should have reported them: a worker that stands still becomes slower by the time that passes.
+            # It should have reported them by now: the speed of a stalled worker falls as time passes.
             speed = held / elapsed
         return PacedWorker(held, 0.0 if speed is None else min(float(held), speed * elapsed), speed)
 
@@ -72,15 +72,15 @@ class PacedWorker:
 
     @property
     def left(self) -> float:
-        """Items that it has to train, about."""
+        """About how many items it still has to train."""
         return self.held - self.begun
 
 
 def lease_size(asked: int, batch: int, free: int, worker: PacedWorker, others: Collection[PacedWorker]) -> int:
-    """How many of ``free`` items ``worker`` gets; 0: none now, since ``others`` end sooner without it.
+    """How many of ``free`` items ``worker`` gets; 0: none, since ``others`` finish sooner without it.
 
-    ``asked``: the most it wants. Leases are whole batches of ``batch`` items, but for the last one. ``others``: those
-    that hold something. Without any, who asks gets something.
+    ``asked``: the most it wants. Leases are whole batches of ``batch`` items, except for the last one. ``others``:
+    workers with leases; if there are none, ``worker`` gets at least one batch.
     """
     if batch < 1 or free < 1:
         return min(asked, free)
@@ -108,7 +108,7 @@ def _trained_before(seconds: float, free: int, batch: int, others: Collection[Pa
     """Whether ``others`` could train what they hold and all ``free`` items within less than ``seconds``."""
     for other in others:
         room = (_speed(other, usual) * seconds - other.left) / batch
-        # Of batches that end at the same time as this worker's own, none counts.
+        # Batches that end at the same time as this worker's do not count.
         free -= max(0, math.ceil(room - 1e-9) - 1) * batch
         if free <= 0:
             return True
@@ -138,7 +138,7 @@ class IntervalSet:
     def add(self, span: Span) -> None:
         """Add ``span``, and merge ranges that touch."""
         if len(span):
-            # An edge stays where the position is outside the set; touching ranges become one.
+            # Keep an edge only if its position is outside the set, so that touching ranges become one.
             left, right = bisect_left(self._edges, span.begin), bisect_right(self._edges, span.end)
             self._edges[left:right] = [span.begin] * (left % 2 == 0) + [span.end] * (right % 2 == 0)
 
@@ -176,10 +176,10 @@ class _Holder:
 
     incarnation: int
     leased: IntervalSet = field(default_factory=IntervalSet)
-    #: The last ask and, when it was given a range, the answer: a repetition gets it again.
+    #: The last request and, if it got a range, the answer: a repetition gets the same answer.
     sequence: int = 0
     granted: LeaseAnswer | None = None
-    #: Not persisted: it is measured again.
+    #: Not persisted: it is measured again after a restart.
     pace: Pace = field(default_factory=Pace)
 
 
@@ -194,7 +194,7 @@ class _Dataset:
         self.holders: dict[int, _Holder] = {}
 
     def finish_epoch(self) -> bool:
-        """Begin the next epoch when nothing is free or leased; returns whether that was so."""
+        """Begin the next epoch if nothing is free or leased; returns whether it began."""
         if self.free or any(holder.leased for holder in self.holders.values()):
             return False
         self.epoch += 1
@@ -202,7 +202,7 @@ class _Dataset:
         return True
 
     def release(self, holder: _Holder) -> int:
-        """Free everything that ``holder`` has; returns the number of items."""
+        """Free all leases of ``holder``; returns the number of items."""
         count = len(holder.leased)
         for span in holder.leased:
             self.free.add(span)
@@ -213,11 +213,11 @@ class _Dataset:
 class DataLeases:
     """The data of a job as one state machine. Called by the driver, from its loop; does no I/O and reads no clock.
 
-    Guarantees: a position is leased to one live worker at most; an epoch is finished when each of its items was
-    reported trained, once; the lowest free items go first; at the end of an epoch leases are smaller, for slow workers
-    more than for others, so that all end together. A worker that dies or leaves loses its leases at once; what
-    it had trained and not reported is trained again by another. Memory is O(live workers) per dataset, and one record
-    for a dataset that is not in use. An event that raises has changed nothing.
+    Guarantees: a position is leased to one live worker at most; an epoch is finished once each of its items was
+    reported as trained exactly once; the lowest free items go first; leases shrink at the end of an epoch, most for
+    slow workers, so that all finish together. A worker that dies or leaves loses its leases at once; another worker
+    trains again what it had trained and not reported. Memory is O(live workers) per dataset, and one record for an
+    unused dataset. An event that raises has changed nothing.
     """
 
     def __init__(self) -> None:
@@ -225,17 +225,17 @@ class DataLeases:
         self._datasets: dict[str, _Dataset] = {}
 
     def members(self, live: Mapping[int, int]) -> StateChange[None]:
-        """Take the incarnation of each live rank. What all others hold becomes free."""
+        """Set the incarnation of each live rank. The leases of all others become free."""
         self._live = dict(live)
         return StateChange(None, "; ".join(self._forget_lost()))
 
     def lease(self, rank: int, incarnation: int, ask: LeaseAsk, now: float = 0.0) -> StateChange[LeaseAnswer]:
         """Note what the worker has trained, then lease it a range if it asks for one.
 
-        ``now``: seconds of any steady clock; by it the speed of workers is known, and by that the size of the range.
+        ``now``: seconds of any steady clock. It gives the speed of workers, which determines the size of the range.
 
-        Raises Fenced when the worker is not a live member or reports what it does not hold, and InvalidRequest for
-        another length than the dataset has, a range outside it, or an ask older than the last one.
+        Raises Fenced if the worker is not a live member or reports items that it did not lease; InvalidRequest for a
+        different length of the dataset, a range outside it, or a request older than the last one.
         """
         self._check_live(rank, incarnation)
         _check_ask(ask)
@@ -266,17 +266,17 @@ class DataLeases:
 
     @property
     def outstanding(self) -> tuple[int, int]:
-        """Workers with a lease, once for each dataset, and the items that they hold."""
+        """The number of workers with a lease, counted per dataset, and of leased items."""
         held = [len(holder.leased) for data in self._datasets.values() for holder in data.holders.values()]
         return sum(map(bool, held)), sum(held)
 
     def persisted_state(self) -> dict[str, Any]:
-        """All of it as numbers, texts, lists and dicts, for a journal; ``restore`` takes it."""
+        """The state as numbers, texts, lists and dicts, for a journal and ``restore``."""
         return {name: _dataset_to_plain(data) for name, data in self._datasets.items()}
 
     @classmethod
     def restore(cls, saved: Mapping[str, Any]) -> DataLeases:
-        """Restore the leases. Call ``members`` next: until then no worker is live, and all are refused."""
+        """Restore the leases. Call ``members`` next: until then no worker is live, and all requests are refused."""
         leases = cls()
         leases._datasets = {name: _dataset_from_plain(plain) for name, plain in saved.items()}
         return leases
@@ -335,14 +335,16 @@ def _check_length(data: _Dataset, ask: LeaseAsk, rank: int) -> None:
 
 
 def _trained(data: _Dataset, holder: _Holder, rank: int, ask: LeaseAsk) -> tuple[Span, ...]:
-    """The trained ranges in ``ask``. Raises Fenced for ranges not trained and not held."""
+    """The newly trained ranges in ``ask``. Raises Fenced for ranges that are neither trained nor leased to the
+    worker.
+    """
     if not ask.trained or ask.trained_epoch < data.epoch:
-        # A repetition: an epoch does not end before all of it was reported.
+        # A repetition: the epoch ended, so all of it was reported.
         return ()
     for span in ask.trained:
         if holder.leased.covers(span) and ask.trained_epoch == data.epoch:
             continue
-        # In a repetition parts of it are trained already; no part may be leased to another worker.
+        # In a repetition parts of it count as trained already; no part may be leased to another worker.
         others = (other.leased for other in data.holders.values() if other is not holder)
         if ask.trained_epoch > data.epoch or any(spans.overlaps(span) for spans in (data.free, *others)):
             raise Fenced(
@@ -374,7 +376,7 @@ def _answer(data: _Dataset, holder: _Holder, ask: LeaseAsk, now: float) -> Lease
 
 
 def _size(data: _Dataset, holder: _Holder, ask: LeaseAsk, now: float) -> int:
-    """How much ``holder`` gets now of what is free."""
+    """How many free items ``holder`` gets now."""
     if not ask.batch_items:
         return ask.lease_items
     others = (other for other in data.holders.values() if other is not holder and other.leased)

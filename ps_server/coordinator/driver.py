@@ -1,4 +1,4 @@
-"""Owns the cluster's state while the coordinator runs: gives it events and the time, and answers waiting calls."""
+"""Owns the cluster's state: passes events and the time to it, and answers waiting calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ logger = EventLogger(__name__)
 
 @dataclass(slots=True)
 class CoordinatorCounters:
-    """Since this process began. Written and read on the coordinator's event loop."""
+    """Counts since this process began. Written and read on the coordinator's event loop."""
 
     joins: Counter[Role] = field(default_factory=Counter)
     lease_expirations: Counter[Role] = field(default_factory=Counter)
@@ -60,13 +60,13 @@ class CoordinatorCounters:
     _arrivals: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
 
     def arrives(self, rank: int, incarnation: int, phase: int, now: float) -> None:
-        """A worker reaches the barrier that ends ``phase``; a repetition changes nothing."""
+        """Note that a worker reaches the barrier that ends ``phase``; a repetition changes nothing."""
         known = self._arrivals.get(rank)
         if known is None or known[:2] != (incarnation, phase):
             self._arrivals[rank] = incarnation, phase, now
 
     def passes(self, rank: int, now: float) -> None:
-        """The barrier that it waited for has opened; a repetition changes nothing."""
+        """Note that the barrier it waited for has opened; a repetition changes nothing."""
         incarnation, phase, since = self._arrivals.get(rank, (0, 0, None))
         if since is not None:
             self._arrivals[rank] = incarnation, phase, None
@@ -79,11 +79,11 @@ T = TypeVar("T")
 class Driver:
     """The thin shell around ClusterState. Called by the service, on one event loop; a commit of the journal blocks it.
 
-    A member's loss shows at the end of its lease. Methods raise what those of ClusterState raise.
+    A member counts as lost when its lease ends. Methods raise the errors of ClusterState.
 
-    With a journal nothing is sent, in an answer or in a view, before it is on disk: an incarnation is never handed out
-    twice, a model never placed twice. While the disk refuses, calls that would answer something new raise Unavailable,
-    and members keep the last view.
+    With a journal, answers and views are sent only once their contents are on disk: an incarnation is never assigned
+    twice, a model never placed twice. While writing fails, calls with a new answer raise Unavailable, and members keep
+    the last view.
     """
 
     def __init__(
@@ -96,35 +96,35 @@ class Driver:
     ) -> None:
         """Continue where ``journal`` ends; without one, nothing is kept. ``clock`` is a steady clock in seconds.
 
-        ``saved``: the values of models that are not placed yet come from there; a new job also takes its data positions
-        and its phase. ``open_shard`` opens a channel to a shard, with the credentials of the coordinator.
+        ``saved``: the checkpoint with the values of models that are not placed yet, and a new job's data positions and
+        phase. ``open_shard`` opens a channel to a shard, with the credentials of the coordinator.
 
         Raises InvalidRequest for a mode that cannot work, ConfigError for settings that contradict the journal,
         DamagedData, or Unavailable when the journal cannot be written.
         """
         self._settings = settings
-        #: For what works beside the driver, and calls shards.
+        #: For the coroutines beside the driver that call shards.
         self.open_shard = open_shard
         self._clock = clock
-        #: What has happened in the job, in words.
+        #: The events of the job.
         self.events = EventLog()
         self._as_saved = partial(place_as_saved, saved) if saved else None
         begun = begin(settings, journal, saved, clock())
         self._state, self._data, self._exchanges = begun.state, begun.data, begun.exchanges
         if begun.records:
             self.events.add(f"the coordinator continues from its journal, with {len(begun.state.view.members)} members")
-        self._tell_of_members()
+        self._pass_members()
         self._publisher = Publisher(begun, journal, clock)
         self._timer = LeaseTimer(self._state.membership, settings.heartbeat_seconds, clock, self._settle_expired)
-        #: What has happened since this process began.
+        #: Counts since this process began.
         self.counters = CoordinatorCounters()
-        #: Where this process serves its metrics; empty: nowhere.
+        #: The address of this process's metrics; empty: not served.
         self.metrics_url = ""
         #: See ``ExpiryWatch.ends``; of this process.
         self.certificate_ends: Callable[[], float] = lambda: 0.0
 
     def start(self) -> None:
-        """Begin to end leases. Call once, from the loop."""
+        """Start the lease timer. Call once, from the loop."""
         self._timer.start()
 
     async def close(self) -> None:
@@ -143,8 +143,8 @@ class Driver:
     async def join_when_vacant(self, ask: JoinRequest, wait_seconds: float) -> Joined:
         """As ``join``; while the holder of the place is silent, this waits for the end of its lease.
 
-        So a process that was restarted by hand gets its place as soon as the one before it counts as dead, and a second
-        one beside a live one is refused at the holder's next heartbeat. Raises PlaceTaken after ``wait_seconds``.
+        A process restarted by hand thus gets its place as soon as its predecessor counts as dead; one beside a live
+        holder is refused at the holder's next heartbeat. Raises PlaceTaken after ``wait_seconds``.
         """
         deadline = self._clock() + wait_seconds
         begin = (membership := self._state.membership).heard(ask.role)
@@ -227,7 +227,7 @@ class Driver:
             self._state.membership.find(Role.WORKER, rank, incarnation)
             before = self._exchanges.newest
             state = self._exchanges.give(rank, incarnation, key, payload)
-            # Results are not logged, and yet they must be on disk before anybody is told.
+            # Results are not logged, but must be on disk before they are sent.
             self._publisher.publish(changed=self._exchanges.newest > before)
             return state
 
@@ -244,7 +244,7 @@ class Driver:
         """See PlacementState.adopt. Raises Fenced."""
         worker = self._state.membership.find(Role.WORKER, rank, incarnation)
         decision = self._state.placement.adopt(worker, plan, made)
-        # No reason is logged where the model was there, and yet it must be known that this worker uses it.
+        # No reason is logged if the model exists, but the journal must record that this worker uses it.
         self._publisher.write()
         return self._settle(decision)
 
@@ -262,7 +262,7 @@ class Driver:
     ) -> Collection[int]:
         """See PlacementState.close; then wait up to ``wait_seconds`` (30 s at most) until no worker uses the model.
 
-        Returns the ranks of those that do. Raises Fenced.
+        Returns the ranks that still do. Raises Fenced.
         """
         model, epoch = ask.model, ask.epoch
         placement = self._state.placement
@@ -298,7 +298,7 @@ class Driver:
 
     @property
     def wanted(self) -> WantedSize:
-        """What the job is to have since it was scaled."""
+        """The wanted size since the job was scaled."""
         return self._state.wanted
 
     def scale(self, ask: ScaleAsk, *, by_count: bool = False) -> WantedSize:
@@ -310,7 +310,7 @@ class Driver:
         self._settle(self._state.choose_shards(numbers))
 
     def check_scale(self, ask: ScaleAsk, *, by_count: bool = False) -> WantedSize:
-        """What ``scale`` would set. Changes nothing; raises what it raises."""
+        """The size that ``scale`` would set. Changes nothing; raises the same errors."""
         return scaled(self.wanted, ask, self.view, self._settings.most_workers, by_count=by_count)
 
     async def wait_for_change(self, seconds: float) -> None:
@@ -327,7 +327,7 @@ class Driver:
 
     @property
     def settings(self) -> ClusterSettings:
-        """The settings of the cluster; the mode may have been changed since."""
+        """The settings of the cluster at the start; the mode may have changed."""
         return self._settings
 
     @property
@@ -379,7 +379,7 @@ class Driver:
         self._settle(self._state.release())
 
     def facts(self) -> Mapping[str, Any]:
-        """What a checkpoint keeps of the coordinator: data positions, the phase, the seed; JSON's types."""
+        """The coordinator's part of a checkpoint: data positions, phase, seed; as JSON types."""
         return {
             "data": self._data.persisted_state(),
             "phase": self._state.membership.phase,
@@ -388,12 +388,12 @@ class Driver:
         }
 
     async def lease_data(self, rank: int, incarnation: int, ask: LeaseAsk, wait_seconds: float) -> LeaseAnswer:
-        """See DataLeases.lease; waits up to ``wait_seconds`` (30 s at most) while others hold all there is."""
+        """See DataLeases.lease; waits up to ``wait_seconds`` (30 s at most) while all items are leased."""
 
         def lease() -> LeaseAnswer:
             decision = self._data.lease(rank, incarnation, ask, self._clock())
             if not decision.reason and (ask.trained or decision.value.span is not None):
-                # No reason is logged for a lease, and yet it must never be handed out twice.
+                # Leases are not logged, but must never be assigned twice.
                 self._publisher.write()
             return self._settle(decision)
 
@@ -428,7 +428,7 @@ class Driver:
             else:
                 logger.info("cluster.change", "%s", decision.reason)
             self.events.add(decision.reason, warning=decision.loss)
-            self._tell_of_members()
+            self._pass_members()
         self._publisher.publish(changed=bool(decision.reason))
         return decision.value
 
@@ -436,8 +436,10 @@ class Driver:
         self.counters.lease_expirations.update(member.role for member in decision.value)
         self._settle(decision)
 
-    def _tell_of_members(self) -> None:
-        """What workers had is free, and others do not wait for them, once they are not members any more."""
+    def _pass_members(self) -> None:
+        """Pass the members to the leases and the exchanges, so that workers that are gone have no leases and are not
+        awaited.
+        """
         live = {rank: member.incarnation for rank, member in self._state.view.live(Role.WORKER).items()}
         self._exchanges.members(live, self._state.membership.expected)
         if released := self._data.members(live).reason:

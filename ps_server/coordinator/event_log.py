@@ -1,4 +1,4 @@
-"""The last events of a job, in words."""
+"""The last events of a job, as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from ps_protocol.cluster.view import JobEvent
 
 EVENTS = 400
-"""How many are kept."""
+"""The number of events kept."""
 
 DECISIONS = 10
 """How many decisions the status includes."""
@@ -30,7 +30,7 @@ class EventLog:
         self._number = 0
 
     def add(self, text: str, *, warning: bool = False, decision: bool = False) -> None:
-        """Something has happened; a very long ``text`` is cut. ``decision``: it was decided here."""
+        """Add an event; a very long ``text`` is cut. ``decision``: whether the coordinator decided it."""
         self._number += 1
         event = JobEvent(self._number, self._clock(), text[:TEXT_CHARACTERS], warning)
         self._events.append(event)
@@ -51,5 +51,5 @@ class EventLog:
 
     @property
     def all(self) -> tuple[JobEvent, ...]:
-        """Those that are kept, oldest first."""
+        """The kept events, oldest first."""
         return tuple(self._events)

@@ -16,14 +16,14 @@ _OVERHEAD_BYTES = 64
 class CompleteExchange:
     """The payloads of one exchange. Never changes."""
 
-    #: Rises from one complete exchange to the next.
+    #: The order of completion: it rises from one complete exchange to the next.
     number: int
-    #: With ranks, in ascending order.
+    #: Payloads with their ranks, in ascending order.
     payloads: tuple[tuple[int, bytes], ...]
 
     @property
     def nbytes(self) -> int:
-        """About what it takes to keep, in bytes."""
+        """About the bytes that keeping it takes."""
         return _OVERHEAD_BYTES + sum(len(payload) for _, payload in self.payloads)
 
 
@@ -32,11 +32,11 @@ class ExchangeRecords:
     """Made by ``Exchanges.persisted_state`` for ``Exchanges.restore``. Open exchanges are not persisted."""
 
     complete: Mapping[ExchangeKey, CompleteExchange] = field(default_factory=dict)
-    #: By name, the highest number whose result is not kept any more.
+    #: By name, the highest number whose result was dropped.
     dropped: Mapping[str, int] = field(default_factory=dict)
     #: The incarnation of each live rank.
     live: Mapping[int, int] = field(default_factory=dict)
-    #: Incarnations that joined after an exchange was complete and have not come to an open one.
+    #: Incarnations that joined after an exchange was complete and have not joined an open one.
     late: frozenset[int] = frozenset()
 
 
@@ -45,7 +45,7 @@ _HIGHEST_ORDINAL = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ExchangeLimits:
-    """What exchanges may take of memory and journal."""
+    """Limits on the memory and journal space of exchanges."""
 
     payload_bytes: int = MAX_PAYLOAD_BYTES
     #: All payloads of one exchange.
@@ -60,11 +60,11 @@ class ExchangeLimits:
 class Exchanges:
     """The exchanges of a job as one state machine. Called by the driver, from its loop; does no I/O, reads no clock.
 
-    An exchange is complete when each worker that it waits for has given a payload. It waits for live workers, but not
-    for one that has gone on to a later exchange of the same name, nor for a late one: a worker that joined after an
-    exchange was complete, and has not come to an open one. The result of a complete exchange never changes. A worker
-    that starts again gets the kept results of those that others have passed. When no worker is live, all is forgotten.
-    An event that raises has changed nothing.
+    An exchange is complete when each awaited worker has sent a payload. It awaits live workers, except those that have
+    gone on to a later exchange of the same name, and late ones: workers that joined after an exchange was complete and
+    have not joined an open one. The result of a complete exchange never changes. A restarted worker gets the kept
+    results of exchanges that others have passed. When no worker is live, all exchanges are dropped. An event that
+    raises has changed nothing.
     """
 
     def __init__(self, limits: ExchangeLimits | None = None) -> None:
@@ -75,7 +75,7 @@ class Exchanges:
         self._late: set[int] = set()
         #: The payloads of open exchanges, by rank.
         self._open: dict[ExchangeKey, dict[int, bytes]] = {}
-        #: By name and rank, the last open exchange that the worker came to.
+        #: By name and rank, the last open exchange that the worker joined.
         self._reached: dict[str, dict[int, int]] = {}
         #: Oldest first.
         self._complete: dict[ExchangeKey, CompleteExchange] = {}
@@ -86,7 +86,7 @@ class Exchanges:
 
     @classmethod
     def restore(cls, records: ExchangeRecords, limits: ExchangeLimits | None = None) -> Exchanges:
-        """Exchanges as they were; workers give their payloads to open ones again."""
+        """Restore exchanges; workers send their payloads for open ones again."""
         made = cls(limits)
         made._live, made._late, made._dropped = dict(records.live), set(records.late), dict(records.dropped)
         made._complete = dict(sorted(records.complete.items(), key=lambda item: item[1].number))
@@ -96,13 +96,13 @@ class Exchanges:
         return made
 
     def persisted_state(self) -> ExchangeRecords:
-        """All that ``restore`` needs."""
+        """The state for ``restore``."""
         return ExchangeRecords(dict(self._complete), dict(self._dropped), dict(self._live), frozenset(self._late))
 
     def members(self, live: Mapping[int, int], expected: Collection[int] = ()) -> None:
-        """Take the incarnation of each live rank. ``expected``: other ranks that the start of the job waits for.
+        """Set the incarnation of each live rank. ``expected``: other ranks that the start of the job waits for.
 
-        Payloads of workers that are gone are dropped, and exchanges that waited only for them are complete.
+        Drops payloads of workers that are gone; exchanges that awaited only those are complete.
         """
         gone = {rank for rank, incarnation in self._live.items() if live.get(rank) != incarnation}
         new = {incarnation for rank, incarnation in live.items() if self._live.get(rank) != incarnation}
@@ -121,9 +121,9 @@ class Exchanges:
         self._settle()
 
     def give(self, rank: int, incarnation: int, key: ExchangeKey, payload: bytes) -> ExchangeState:
-        """Take the payload of a live worker, for the first time or again; a result that is kept does not change.
+        """Accept the payload of a live worker, for the first time or again; a kept result does not change.
 
-        Raises InvalidRequest for a name, number or payload above a limit, and for a result that is not kept any more.
+        Raises InvalidRequest for a name, number or payload above a limit, and for a result that was dropped.
         """
         self._check(key, payload)
         if done := self._complete.get(key):
@@ -145,7 +145,7 @@ class Exchanges:
         return (awaited | self._expected) - ahead - self._open[key].keys()
 
     def _settle(self) -> None:
-        """Complete what waits for nobody."""
+        """Complete the exchanges that await no worker."""
         for key in list(self._open):
             if not self._open[key]:
                 del self._open[key]
@@ -180,7 +180,7 @@ class Exchanges:
             )
 
     def _check_new(self, rank: int, key: ExchangeKey, payload: bytes) -> None:
-        """Raises InvalidRequest when ``key``, which has no result, cannot get one."""
+        """Raises InvalidRequest if ``key``, which has no result, can never get one."""
         if key.ordinal <= self._dropped.get(key.name, -1):
             raise InvalidRequest(
                 f"the result of the exchange {key} is not kept any more",

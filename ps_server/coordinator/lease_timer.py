@@ -17,10 +17,10 @@ logger = EventLogger(__name__)
 
 
 class LeaseTimer:
-    """A task on the driver's loop, which also tries again to write what the journal has refused.
+    """A task on the driver's loop, which also retries failed writes of the journal.
 
-    Whenever it comes late (a busy machine, a stopped process, a laptop asleep), all leases are extended by that time:
-    no heartbeat could have arrived.
+    If it runs late (a busy machine, a stopped process, a laptop asleep), it extends all leases by the delay, in which
+    no heartbeat could arrive.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class LeaseTimer:
         clock: Callable[[], float],
         settle: Callable[[StateChange[tuple[Member, ...]]], None],
     ) -> None:
-        """``settle`` publishes members whose leases have ended; it is called with none, too."""
+        """``settle`` publishes members whose leases have ended; it is also called without any."""
         self._membership = membership
         self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
@@ -53,7 +53,7 @@ class LeaseTimer:
         while True:
             now = self._clock()
             expiry = self._membership.next_expiry()
-            # At least once per heartbeat, so that a pause of the whole process shows.
+            # Wake at least once per heartbeat, to notice a pause of the whole process.
             wait = heartbeat if expiry is None else min(heartbeat, max(0.0, expiry - now))
             await asyncio.sleep(wait)
             overslept = self._clock() - now - wait
@@ -69,7 +69,7 @@ class LeaseTimer:
                 return
             except Unavailable as error:
                 if not refused:
-                    logger.warning("journal.failed", "nothing new is told until the journal can be written: %s", error)
+                    logger.warning("journal.failed", "nothing new is sent until the journal can be written: %s", error)
                 refused = True
             else:
                 refused = False

@@ -89,7 +89,7 @@ async def serve(
     """Run one coordinator until ``stop`` is set. ``unsaved`` gets the reason why the last checkpoint was not written.
 
     Raises ConfigError when it cannot listen on its address, DamagedData when a member proves that the journal is an
-    older one, and what Driver raises.
+    older one, and the errors of Driver.
     """
     security = Security(config.security, AccessRole.SERVER, listens=True)
     access = CoordinatorAccess.of(security, journal.path.parent if journal else None)
@@ -195,7 +195,7 @@ def serve_page(bind: str, port: int | None, recorder: JobRecorder, security: Sec
     if port is None:
         return None
     check_libraries("the page (--page-port)")
-    # What serves it is an extra of the package, and takes its time to import.
+    # The page's libraries are an optional extra, and slow to import.
     from ps_server.page.server import PageServer
 
     loop = asyncio.get_running_loop()

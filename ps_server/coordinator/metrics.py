@@ -1,4 +1,4 @@
-"""The metrics of the coordinator: defined here, and read here from what its parts count."""
+"""Defines the coordinator's metrics, and reads them from the counters of its parts."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         scaling: JobScaling | None = None,
     ) -> None:
         """``sessions`` gives members their session tokens; None: nobody is authenticated. ``limit_counts``: of the
-        server. ``kept_request``: the engine, where the program that starts workers asks for requests.
+        server. ``kept_request``: the engine, if the program that starts workers polls for requests.
         """
         self._limit_counts = limit_counts or LimitCounts()
         self._driver = driver
@@ -84,7 +84,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     def register(self, server: grpc.aio.Server) -> None:
         """Add this service to a server that is not started yet."""
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server)  # type: ignore[no-untyped-call]
-        # In the place of the generated one: the replies of this handler are encoded already.
+        # Replaces the generated handler: the replies of this one are already encoded.
         watch: Any = grpc.unary_stream_rpc_method_handler(self.Watch, request_deserializer=pb.WatchRequest.FromString)
         server.add_registered_method_handlers(SERVICE_NAME, {"Watch": watch})
 
@@ -250,7 +250,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Scale(  # noqa: N802
         self, request: pb.ScaleRequest, context: Context
     ) -> AsyncIterator[pb.ScaleProgress]:
-        """What the job waits for until it has as many workers and shards as asked for."""
+        """A stream of what the job waits for until it has the wanted workers and shards."""
         async with translated(context), aclosing(self._scaling.scale(SCALE_ASK.from_pb(request))) as steps:
             async for step in steps:
                 yield pb.ScaleProgress(text=step.text, done=step.done)
@@ -261,7 +261,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             return convert.STATUS.to_pb(self._driver.status())
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.JobHistory:  # noqa: N802
-        """The status, with what is remembered of the job."""
+        """The status and the kept history of the job."""
         async with translated(context):
             history = self._recorder.history()
             if request.last_points:
@@ -271,7 +271,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def GetWorkerRequest(  # noqa: N802
         self, request: pb.GetWorkerRequestRequest, context: Context
     ) -> pb.WorkerRequest:
-        """What the program that starts processes is to do."""
+        """The processes that the program which starts them should run."""
         async with translated(context):
             last, members = self._kept_request.last, self._driver.view
             lost = [
@@ -300,5 +300,5 @@ def _wait_seconds(wished: float, context: Context) -> float:
             "wait_seconds is not a valid time", expected="0 or more seconds", actual=str(wished), remedy="send 0"
         )
     left = context.time_remaining()
-    # It is answered before the caller's deadline.
+    # Answer before the caller's deadline.
     return wished if left is None else min(wished, left - 0.5)

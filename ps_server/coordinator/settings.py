@@ -53,9 +53,9 @@ class ClusterSettings:
     """The settings of a cluster. They are fixed while the coordinator runs, except for the mode."""
 
     expected_shards: int = 1
-    #: 0: workers join and leave at any time, and the job waits for none.
+    #: 0: workers join and leave at any time, and the job awaits none.
     expected_workers: int = 0
-    #: Where ``expected_workers`` is 0: how many the start waits for, and the most at the same time; 0: any number.
+    #: With ``expected_workers`` 0: how many the start awaits, and the most at the same time; 0: any number.
     least_workers: int = 0
     most_workers: int = 0
     consistency: Consistency = field(default_factory=Consistency)
@@ -71,10 +71,10 @@ class ClusterSettings:
         "lease at most.",
     )
     seed: int = 0
-    #: Incarnations count up from here, above those that an earlier coordinator gave.
+    #: Incarnations count up from here, above those that an earlier coordinator assigned.
     first_incarnation: int = 1
     limits: JobLimits = field(default_factory=JobLimits)
-    #: When the steady clock that times come from read 0, in seconds since 1970.
+    #: The time at which the steady clock read 0, in seconds since 1970.
     clock_began: float = 0.0
     #: Name of the job, for people, metrics and logs.
     job: str = DEFAULT_JOB
@@ -93,7 +93,7 @@ class ClusterSettings:
 
     @property
     def always_workers(self) -> int:
-        """The number of workers that the job has at least, while none is missing."""
+        """The least number of workers of the job while none is missing."""
         return self.expected_workers or self.least_workers
 
 

@@ -20,7 +20,7 @@ class ClusterState:
     """The cluster as one state machine. Called by the driver, from one loop; does no I/O and reads no clock.
 
     Times are seconds of any steady clock. An event that raises has changed nothing. ``membership`` and ``placement``
-    take the events of members and of models, and share the view with this class, which takes those that concern both.
+    handle the events of members and of models, and share the view with this class, which handles events of both.
     """
 
     def __init__(self, settings: ClusterSettings, phase: int = 0) -> None:
@@ -41,10 +41,10 @@ class ClusterState:
 
     @classmethod
     def restore(cls, settings: ClusterSettings, records: ClusterRecords, now: float) -> ClusterState:
-        """The cluster as it was; see ``MembershipState.restore`` for its members.
+        """Restore the cluster; see ``MembershipState.restore`` for its members.
 
-        The mode is that of ``records``. A job that is finished, and has written all it writes then, begins a new run:
-        models and phase stay. Raises ConfigError when ``settings`` are of another job.
+        The mode is that of ``records``. A finished job whose last data is written begins a new run: models and phase
+        stay. Raises ConfigError when ``settings`` are of another job.
         """
         check_same_job(settings, records.identity)
         state = cls(replace(settings, consistency=records.consistency), records.membership.phase)
@@ -69,12 +69,12 @@ class ClusterState:
         if is_over:
             state._view.change(started=False, finished=False)
         if records.moving:
-            # Shards that are paused for this move have seen the last revision, and wait for a newer one.
+            # Shards paused for this move have seen the last revision, and wait for a newer one.
             state._view.change(moving="")
         return state
 
     def persisted_state(self) -> ClusterRecords:
-        """All that ``restore`` needs; data leases are kept elsewhere."""
+        """The state for ``restore``; data leases are kept elsewhere."""
         return ClusterRecords(
             identity=self._settings.identity,
             revision=self.view.revision,
@@ -108,11 +108,11 @@ class ClusterState:
 
     @property
     def wanted(self) -> WantedSize:
-        """What the job is to have since it was scaled."""
+        """The wanted size since the job was scaled."""
         return self._scaling.wanted
 
     def scale(self, ask: ScaleAsk, *, by_count: bool = False) -> StateChange[WantedSize]:
-        """Set what the job is to have. ``by_count``: see WantedSize. Raises what ``scaled`` raises."""
+        """Set the wanted size of the job. ``by_count``: see WantedSize. Raises the errors of ``scaled``."""
         before = self.wanted
         after = scaled(before, ask, self.view, self._settings.most_workers, by_count=by_count)
         if after == before:
@@ -124,7 +124,7 @@ class ClusterState:
         return StateChange(after, f"the job is to have {' and '.join(parts)}")
 
     def choose_shards(self, numbers: Collection[int]) -> StateChange[None]:
-        """In a job whose shards were scaled, these are wanted from now on."""
+        """If the job's shards were scaled, make these the wanted ones."""
         before = self.wanted
         if before.shards is None or before.shards == frozenset(numbers):
             return StateChange(None)
@@ -133,7 +133,7 @@ class ClusterState:
         return StateChange(None, f"the shards {', '.join(map(str, sorted(numbers)))} are wanted")
 
     def set_consistency(self, consistency: Consistency) -> StateChange[ClusterView]:
-        """Change the mode of the job. Raises InvalidRequest when it cannot work."""
+        """Change the mode of the job. Raises InvalidRequest if it cannot work."""
         check_consistency(consistency, self._settings.always_workers)
         before = self.view.consistency
         if consistency == before:
@@ -142,9 +142,9 @@ class ClusterState:
         return StateChange(self.view, f"consistency changed from {before} to {consistency}")
 
     def use_shards(self, numbers: Collection[int]) -> StateChange[None]:
-        """New models are placed on these shards; all others are spare, and the job does not wait for them.
+        """Place new models on these shards; all others become spare, and the job does not wait for them.
 
-        Raises InvalidRequest for numbers that the job does not have, NotReady when another shard holds anything.
+        Raises InvalidRequest for numbers that the job does not have, NotReady if another shard is not empty.
         """
         spare = self.placement.spare(numbers)
         if spare == self.view.spare:
@@ -156,7 +156,7 @@ class ClusterState:
         return StateChange(None, f"{reason}; {STARTS}" if starts else reason)
 
     def release(self) -> StateChange[None]:
-        """Everything that is written at the end of a finished job is on disk: no member is needed any more."""
+        """Release the members of a finished job, once its last data is on disk."""
         if not self.view.finished or self.view.released:
             return StateChange(None)
         self._view.change(released=True)

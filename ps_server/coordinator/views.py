@@ -1,4 +1,4 @@
-"""Owns the journal and the newest view: nobody receives a view before it is on disk, nor too often."""
+"""Owns the journal and the newest view: views are sent once they are on disk, and not too often."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ MOST_CHANGES = 16
 
 
 class ViewEncoder:
-    """Owned by the service. Keeps the newest view that it was given, with its bytes, and those of its members."""
+    """Owned by the service. Caches the encoded bytes of the newest view and of its members."""
 
     def __init__(self) -> None:
         self._view = ClusterView()
         self._whole = b""
-        #: By the revision of the view before.
+        #: By the revision of the earlier view.
         self._changes: dict[int, bytes] = {}
-        #: By incarnation, which no other member ever has: a view of that member alone.
+        #: By incarnation, which is unique to a member: the bytes of a view with that member alone.
         self._members: dict[int, bytes] = {}
 
     def encode(self, view: ClusterView, before: ClusterView | None = None) -> bytes:
-        """``view``, for a watcher that has ``before``; None: for one that has nothing, or takes no changes."""
+        """Encode ``view`` for a watcher that has ``before``; None: it has no view, or does not accept changes."""
         if view is not self._view:
             self._view, self._whole, self._changes = view, b"", {}
         if before is not None:
@@ -54,7 +54,7 @@ class ViewEncoder:
         for member in view.members:
             if member.incarnation not in known:
                 known[member.incarnation] = convert.encoded_member(member)
-        # Encoded messages one after the other are one message, with the members of all.
+        # Concatenated encoded messages are one message, with the members of all.
         rest = convert.VIEW.to_pb(replace(view, members=())).SerializeToString()
         return rest + b"".join([known[member.incarnation] for member in view.members])
 
@@ -66,18 +66,18 @@ SECONDS_PER_WATCHER = 2e-4
 """One watcher takes about a third of this: views take a part of the coordinator's time, never all of it."""
 
 
-def is_urgent(told: ClusterView, now: ClusterView) -> bool:
-    """Whether ``now`` has to reach watchers of ``told`` at once.
+def is_urgent(sent: ClusterView, now: ClusterView) -> bool:
+    """Whether ``now`` must be sent at once to watchers that have ``sent``.
 
-    Workers, evaluators and standbys that come and go may wait, and so may shards while the job has not started: nobody
-    takes a step then. All else is urgent: the mode, models, moves, the start and the end of the job, and other shards
-    in a job that has started.
+    Changes of workers, evaluators and standbys may wait, and so may changes of shards before the job has started, when
+    there are no steps. All others are urgent: the mode, models, moves, the start and the end of the job, and shards
+    once it has started.
     """
-    if replace(told, revision=0, members=(), journal_mark=b"") != replace(
+    if replace(sent, revision=0, members=(), journal_mark=b"") != replace(
         now, revision=0, members=(), journal_mark=b""
     ):
         return True
-    return now.started and _shards(told) != _shards(now)
+    return now.started and _shards(sent) != _shards(now)
 
 
 def _shards(view: ClusterView) -> list[Member]:
@@ -97,8 +97,8 @@ class ViewPace:
         interval = min(times.VIEW_SECONDS, watchers * SECONDS_PER_WATCHER)
         return min(interval, max(0.0, self._last + interval - now))
 
-    def told(self, now: float) -> None:
-        """Watchers receive a view now."""
+    def sent(self, now: float) -> None:
+        """Note that watchers receive a view now."""
         self._last = now
 
 
@@ -109,14 +109,14 @@ class Publisher:
     """Used by the driver, on its event loop; a commit of the journal blocks the loop."""
 
     def __init__(self, begun: Beginning, journal: Journal | None, clock: Callable[[], float]) -> None:
-        """``begun`` with ``journal``. Raises Unavailable when it cannot be written."""
+        """Publish ``begun``. Raises Unavailable if ``journal`` cannot be written."""
         self._state = begun.state
         self._data = begun.data
         self._exchanges = begun.exchanges
         self._journal = journal
         self._clock = clock
         self._saved = begun.records
-        #: Something was decided that is not on disk yet, or not in ``view``.
+        #: Whether a decision is not on disk yet, or not in ``view``.
         self._pending = False
         #: Set, and replaced by a new one, at every change of the state.
         self._changed = asyncio.Event()
@@ -128,12 +128,12 @@ class Publisher:
         #: The newest view that is on disk; watchers see no other.
         self.view = self._marked_view()
         #: The view that watchers have received, or are receiving; ``view`` is newer while they wait.
-        self._told = self.view
+        self._sent = self.view
         self._pace = ViewPace()
         self._watchers = 0
         #: Set, and replaced by a new one, when a view is sent.
-        self._telling = asyncio.Event()
-        #: Tells watchers of the newest view when their waiting time is over.
+        self._sending = asyncio.Event()
+        #: Sends watchers the newest view when their waiting time is over.
         self._later: asyncio.TimerHandle | None = None
 
     @property
@@ -142,7 +142,7 @@ class Publisher:
         return self._journal.mark if self._journal else b""
 
     def publish(self, *, changed: bool = False) -> None:
-        """Write and show what was decided since the last time.
+        """Write and publish the decisions since the last call.
 
         Raises Unavailable when it cannot be written; the next call tries again.
         """
@@ -153,7 +153,7 @@ class Publisher:
             self._pending = False
             self.view = self._marked_view()
             self._wake()
-            self._tell()
+            self._send()
 
     def write(self) -> None:
         """Commit what has changed since the last commit. Raises Unavailable."""
@@ -171,7 +171,7 @@ class Publisher:
     def check_journal(self, known: bytes) -> None:
         """Raises DamagedData when the mark ``known``, which a member has received, proves that this journal is older.
 
-        Then nothing is sent any more, and ``failed`` is set: the process has to end.
+        Then nothing more is sent, and ``failed`` is set: the process has to end.
         """
         self.check_failed()
         if self._journal is None:
@@ -183,7 +183,7 @@ class Publisher:
             self._failure = error
             self.failed.set()
             self._wake()
-            self._tell_now()
+            self._send_now()
             raise
 
     def check_failed(self) -> None:
@@ -192,7 +192,7 @@ class Publisher:
             raise DamagedData(known.message, expected=known.expected, actual=known.actual, remedy=known.remedy)
 
     def check_open(self) -> None:
-        """Raises Unavailable once ``close`` was called, and what ``check_failed`` raises."""
+        """Raises Unavailable once ``close`` was called, and the errors of ``check_failed``."""
         self.check_failed()
         if self._closing:
             raise Unavailable("the coordinator is stopping")
@@ -201,7 +201,7 @@ class Publisher:
         """End every watch stream and wake every parked call."""
         self._closing = True
         self._wake()
-        self._tell_now()
+        self._send_now()
 
     async def wait_for_change(self, seconds: float) -> None:
         """Return at the next change of the state, or after ``seconds``."""
@@ -210,9 +210,10 @@ class Publisher:
                 await self._changed.wait()
 
     async def repeat(self, attempt: Callable[[], T], answered: Callable[[T], bool], wait_seconds: float) -> T:
-        """``attempt()`` now and after every change, until it is ``answered`` or the time is over: its last result.
+        """Call ``attempt`` now and after every change until its result is ``answered`` or time is up; returns the last
+        result.
 
-        The time is ``wait_seconds``, and at most 30 s. Raises what ``attempt`` and ``check_open`` raise.
+        The time limit is ``wait_seconds``, at most 30 s. Raises the errors of ``attempt`` and ``check_open``.
         """
         deadline = self._clock() + min(wait_seconds, times.PARKED_SECONDS)
         while True:
@@ -224,46 +225,46 @@ class Publisher:
             await self.wait_for_change(left)
 
     async def views(self, known_revision: int, journal_mark: bytes = b"") -> AsyncIterator[ClusterView]:
-        """The present view unless it is ``known_revision``, then a newer one after changes; see ViewPace.
+        """Yield the current view unless it is ``known_revision``, then newer ones after changes; see ViewPace.
 
-        A slow reader skips views, it never queues them. The last of several changes is always sent.
-        ``journal_mark``: as in ``check_journal``. Raises Unavailable when the coordinator stops.
+        A slow reader skips views; they do not queue. The last of several changes is always sent. ``journal_mark``: as
+        in ``check_journal``. Raises Unavailable when the coordinator stops.
         """
         self.check_journal(journal_mark)
         self.check_open()
         self._watchers += 1
         try:
             view = self.view
-            # An older revision is news as well: it comes from a coordinator that was restarted.
+            # An older revision is sent as well: it comes from a restarted coordinator.
             if view.revision != known_revision:
                 yield view
             while True:
                 self.check_open()
-                if self._told.revision > view.revision:
-                    view = self._told
+                if self._sent.revision > view.revision:
+                    view = self._sent
                     yield view
                 else:
-                    await self._telling.wait()
+                    await self._sending.wait()
         finally:
             self._watchers -= 1
 
-    def _tell(self) -> None:
-        """Tell watchers of the newest view now or a little later."""
-        urgent, now = self._watchers > 0 and is_urgent(self._told, self.view), self._clock()
+    def _send(self) -> None:
+        """Send watchers the newest view, now or a little later."""
+        urgent, now = self._watchers > 0 and is_urgent(self._sent, self.view), self._clock()
         wait = self._pace.wait(now, self._watchers, urgent=urgent)
         if wait == 0.0:
-            self._tell_now()
+            self._send_now()
         elif self._later is None:
-            self._later = asyncio.get_running_loop().call_later(wait, self._tell_now)
+            self._later = asyncio.get_running_loop().call_later(wait, self._send_now)
 
-    def _tell_now(self) -> None:
+    def _send_now(self) -> None:
         if self._later is not None:
             self._later.cancel()
             self._later = None
-        self._told = self.view
-        self._pace.told(self._clock())
-        self._telling.set()
-        self._telling = asyncio.Event()
+        self._sent = self.view
+        self._pace.sent(self._clock())
+        self._sending.set()
+        self._sending = asyncio.Event()
 
     def _marked_view(self) -> ClusterView:
         view = self._state.view

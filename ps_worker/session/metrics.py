@@ -1,4 +1,4 @@
-"""The metrics of a worker: defined here, and read here from what its session counts."""
+"""Defines a worker's metrics, and reads them from the counters of its session."""
 
 from __future__ import annotations
 

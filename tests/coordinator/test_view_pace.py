@@ -55,7 +55,7 @@ def test_shards_are_not_urgent_before_the_job_starts():
 def test_the_first_change_is_told_at_once_and_the_next_after_the_interval():
     pace = ViewPace()
     assert pace.wait(10.0, 1000, urgent=False) == 0.0
-    pace.told(10.0)
+    pace.sent(10.0)
     assert pace.wait(10.05, 1000, urgent=False) == pytest.approx(0.15)
     assert pace.wait(10.2, 1000, urgent=False) == 0.0
     assert pace.wait(10.0, 1_000_000, urgent=False) == VIEW_SECONDS
@@ -65,7 +65,7 @@ def test_the_first_change_is_told_at_once_and_the_next_after_the_interval():
 
 def test_a_clock_that_goes_back_makes_nobody_wait_longer():
     pace = ViewPace()
-    pace.told(math.inf)
+    pace.sent(math.inf)
     assert pace.wait(0.0, 1000, urgent=False) == pytest.approx(0.2)
 
 

@@ -140,7 +140,7 @@ def test_while_the_journal_refuses_nothing_new_is_told_and_afterwards_all_of_it(
                 beat(driver, shard, keeps_state=True)
         assert beat(driver, member) == before.revision
         for _ in range(1000):
-            if "nothing new is told until the journal can be written" in caplog.text:
+            if "nothing new is sent until the journal can be written" in caplog.text:
                 break
             await asyncio.sleep(0.01)
         assert not news.done()
@@ -154,7 +154,7 @@ def test_while_the_journal_refuses_nothing_new_is_told_and_afterwards_all_of_it(
 
     with caplog.at_level(logging.WARNING):
         driven(tmp_path, body)
-    assert caplog.text.count("nothing new is told") == 1
+    assert caplog.text.count("nothing new is sent") == 1
 
 
 def test_an_incarnation_that_was_never_written_was_never_told(tmp_path: Path) -> None:
