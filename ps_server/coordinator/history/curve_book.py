@@ -1,4 +1,4 @@
-"""Curves of fixed memory: in a full book neighbouring points are merged, and each then stands for twice the time."""
+"""Curves in fixed memory: a full book merges neighbouring points, and each then covers twice the time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Spread:
     high: float = -math.inf
 
     def take(self, mean: float, low: float, high: float) -> None:
-        """Count one more; NaN counts as nothing."""
+        """Add one value; NaN is ignored."""
         if not math.isnan(mean):
             self.total += mean
             self.count += 1
@@ -45,7 +45,7 @@ class Spread:
 
 @dataclass(slots=True)
 class _Lane:
-    """One curve: finished points, and the point that still grows."""
+    """One curve: finished points, and the current point."""
 
     mean: array[float] = field(default_factory=lambda: array("d"))
     low: array[float] = field(default_factory=lambda: array("d"))
@@ -72,7 +72,7 @@ class CurveBook:
     """Called by its owner, with rising times in seconds since 1970."""
 
     def __init__(self, base_seconds: float, points: int = POINTS, names: int = NAMES) -> None:
-        """``base_seconds``: the time of one point at first. ``points`` is even and at least 2."""
+        """``base_seconds``: the time that one point covers initially. ``points`` is even and at least 2."""
         if points < 2 or points % 2:
             raise ValueError("a book has an even number of points, at least 2")
         self._points = points
@@ -84,7 +84,7 @@ class CurveBook:
         self._generation = 0
 
     def add(self, at: float, values: Mapping[Key, Spread]) -> None:
-        """Take what holds at this time. Names beyond the limit are left out."""
+        """Add the values at this time. Names beyond the limit are dropped."""
         if self._open_at is None:
             self._open_at = at
         elif at - self._open_at >= self._point_seconds:
@@ -96,7 +96,7 @@ class CurveBook:
                 lane.open.take(*spread.values)
 
     def curves(self) -> Curves:
-        """A copy of all curves; the last point may still grow."""
+        """A copy of all curves; the last point may still change."""
         times = self._times[:]
         if self._open_at is not None:
             times.append(self._open_at)
@@ -110,8 +110,8 @@ class CurveBook:
         return Curves(times, tuple(curves), self._point_seconds, self._generation)
 
     def restore(self, saved: Curves) -> None:
-        """Go on from ``saved``, of a book of this size, after a gap. Only before the first ``add``."""
-        # Room for the gap: a book is merged when it has exactly its most points.
+        """Continue from ``saved``, of a book of this size, after a gap. Only before the first ``add``."""
+        # Make space for the gap: a book merges when it has exactly its most points.
         cut = slice(0, self._points - 1)
         self._times = array("d", saved.times[cut])
         if not self._times:
@@ -121,7 +121,7 @@ class CurveBook:
         for each in saved.curves[: self._names]:
             mean, low, high = (array("d", lane[cut]) for lane in (each.mean, each.low, each.high))
             self._lanes[each.name, each.reported] = _Lane(mean, low, high)
-        # A point without values: the time in which nobody looked.
+        # A point without values, for the time without a coordinator.
         self._open_at = self._times[-1] + self._point_seconds
         self._close_point()
         self._open_at = None

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SavedHistory:
-    """What is kept of a job for people."""
+    """The saved history of a job."""
 
     began_seconds: float
     curves: Curves = field(default_factory=Curves)
@@ -41,7 +41,7 @@ class SavedHistory:
 
 
 def encode(saved: SavedHistory) -> bytes:
-    """A line with the digest of what follows: one JSON object."""
+    """One JSON object, preceded by a line with its digest."""
     curves = saved.curves
     said = {
         "version": _VERSION,
@@ -81,13 +81,13 @@ def decode(data: bytes, where: str) -> SavedHistory:
 
 
 class HistoryFile:
-    """In the coordinator's data directory, which one process uses at a time."""
+    """The file of a job's history, in the coordinator's data directory, which one process uses at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
 
     def read(self) -> SavedHistory | None:
-        """None where there is none. Raises DamagedData, OSError."""
+        """Read the history; None if there is no file. Raises DamagedData, OSError."""
         if not self.path.exists():
             return None
         if self.path.stat().st_size > _LONGEST:

@@ -1,4 +1,4 @@
-"""Looks at the job once a heartbeat, and keeps what people want to see of it."""
+"""Observes the job once a heartbeat, and keeps its history for people."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def sample(status: ClusterStatus) -> dict[Key, Spread]:
 
 
 def clock_spread(workers: Sequence[MemberStatus]) -> int:
-    """By about how many steps the first worker is ahead of the last, of those in the highest phase.
+    """About how many steps the first worker is ahead of the last, among those in the highest phase.
 
-    A worker that has not pushed since it joined, as in a job that goes on, has no clock yet.
+    A worker that has not pushed since it joined has no clock yet.
     """
     stepped = [entry for entry in workers if has_stepped(entry)]
     phase = max((entry.stats.phase for entry in stepped), default=0)
@@ -66,7 +66,7 @@ def clock_spread(workers: Sequence[MemberStatus]) -> int:
 
 
 def spread_of(values: Iterable[float]) -> Spread:
-    """Values that are not finite count as nothing."""
+    """The spread of the finite ``values``."""
     spread = Spread()
     for value in values:
         if math.isfinite(value):
@@ -99,7 +99,7 @@ class RateWindow(Generic[K]):
         self._totals: dict[K, _Totals] = {}
 
     def take(self, key: K, at: float, total: float) -> None:
-        """The total of ``key`` at this time; after one that has fallen, as by a restart, earlier ones are forgotten."""
+        """Add the total of ``key`` at this time; if it has fallen, as by a restart, earlier totals are dropped."""
         marks = self._totals.setdefault(key, _Totals()).marks
         if marks and total < marks[-1][1]:
             marks.clear()
@@ -108,12 +108,12 @@ class RateWindow(Generic[K]):
             marks.popleft()
 
     def keep(self, keys: Collection[K]) -> None:
-        """Forget all others."""
+        """Drop all other keys."""
         for key in self._totals.keys() - set(keys):
             del self._totals[key]
 
     def rate(self, key: K) -> float:
-        """Per second; 0 before there is a time to divide by."""
+        """The rate per second; 0 while there is no time to divide by."""
         totals = self._totals.get(key)
         if totals is None or len(totals.marks) < 2:
             return 0.0
@@ -127,7 +127,7 @@ NAMED = 64
 
 
 def placement_of(maps: Iterable[ShardMap]) -> tuple[PlacedVariable, ...]:
-    """By model; its largest variables first, then the rest together, then its tables."""
+    """The placement by model: its largest variables first, then the others together, then its tables."""
     return tuple(entry for shard_map in maps for entry in _of_model(shard_map))
 
 
@@ -174,20 +174,20 @@ class JobRecorder:
     ) -> None:
         """``clock`` gives seconds since 1970; ``configuration`` is shown as it is.
 
-        ``file``: the history goes on from there, and is kept there.
+        ``file``: the history continues from it, and is saved to it.
         """
         self._driver = driver
         self._settings = driver.settings
-        #: Shown as it is; the owner may add to it.
+        #: Shown unchanged; the owner may add to it.
         self.configuration = dict(configuration or {})
         self._clock = clock
         self._began = clock()
         self._curves = CurveBook(self._settings.heartbeat_seconds)
-        #: Shares of waiting, of the last 10 s; growth of tables, of the last minute.
+        #: Shares of waiting in the last 10 s; growth of tables in the last minute.
         self._waits: RateWindow[tuple[int, int, str]] = RateWindow(10.0)
         self._rows: RateWindow[tuple[str, str]] = RateWindow(60.0)
         self._checkpoints: deque[CheckpointFacts] = deque(maxlen=CHECKPOINTS)
-        #: Epochs of the models, and their placement: it changes seldom, and a model may have many slices.
+        #: Cached placement of the models, with their epochs: it rarely changes, and a model may have many slices.
         self._placed: tuple[Mapping[str, int], tuple[PlacedVariable, ...]] = ({}, ())
         self._alerts: tuple[Alert, ...] = ()
         self._file = file
@@ -197,19 +197,19 @@ class JobRecorder:
             self._restore(file)
 
     async def run(self) -> None:
-        """Look at the job until cancelled."""
+        """Observe the job until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._settings.heartbeat_seconds)
 
     async def look(self) -> None:
-        """Take one look, and keep what has been seen once in a while."""
+        """Observe the job once; save the history at intervals."""
         self.observe()
         if self._clock() - self._saved_at >= times.SAVE_SECONDS:
             await self.save()
 
     async def save(self) -> None:
-        """Keep the history in the file, if there is one. A failure is logged once, until it works again."""
+        """Save the history to the file, if there is one. A failure is logged once, until saving works again."""
         if self._file is None:
             return
         self._saved_at = self._clock()
@@ -235,7 +235,7 @@ class JobRecorder:
             self._checkpoints.extend(saved.checkpoints)
 
     def observe(self) -> None:
-        """Take one look."""
+        """Observe the job once."""
         now, status = self._clock(), self._driver.status()
         self._curves.add(now, sample(status))
         self._observe_waits(now, status)
@@ -243,18 +243,20 @@ class JobRecorder:
         self._observe_alerts(glance_of(self._history(status)).alerts)
 
     def saved(self, folder: str, size_bytes: int, seconds: float, there: Collection[str] = ()) -> None:
-        """A checkpoint was written. ``there``: all that its directory holds; others of that directory are forgotten."""
+        """Note a written checkpoint. ``there``: all checkpoints in its directory; others of that directory are
+        dropped.
+        """
         directory = Path(folder).parent
         kept = [each for each in self._checkpoints if Path(each.folder).parent != directory or each.folder in there]
         self._checkpoints = deque(kept, maxlen=CHECKPOINTS)
         self._checkpoints.append(CheckpointFacts(folder, size_bytes, seconds, self._clock()))
 
     def history(self) -> JobHistory:
-        """The job now, and all that is kept of it."""
+        """The current state of the job and its history."""
         return replace(self._history(self._driver.status()), curves=self._curves.curves())
 
     def _history(self, status: ClusterStatus) -> JobHistory:
-        """Without curves."""
+        """The history without curves."""
         shares = {
             entry.member.index: {
                 reason: min(1.0, self._waits.rate((entry.member.index, entry.member.incarnation, reason)))
@@ -299,7 +301,7 @@ class JobRecorder:
         self._rows.keep(rows)
 
     def _observe_alerts(self, found: tuple[Alert, ...]) -> None:
-        """An alert that comes or goes is an event."""
+        """Add an event for each alert that begins or ends."""
         before, now = {alert.key for alert in self._alerts}, {alert.key for alert in found}
         for alert in found:
             if alert.key not in before:

@@ -34,12 +34,12 @@ class CheckpointMade:
     folder: Path
     size_bytes: int
     seconds: float
-    #: All that its directory holds now, itself included: older ones were removed.
+    #: All checkpoints now in its directory, itself included: older ones were removed.
     there: tuple[Path, ...] = ()
 
 
 class Checkpoints:
-    """Used on the coordinator's event loop; one at a time, later callers wait, and so do moves of slices."""
+    """Used on the coordinator's event loop. One checkpoint at a time: later callers and moves of slices wait."""
 
     def __init__(
         self, driver: Driver, config: CheckpointConfig, on_made: Callable[[CheckpointMade], None] | None = None
@@ -52,15 +52,15 @@ class Checkpoints:
         self.busy = asyncio.Lock()
         self._taken_at = time.monotonic()
         self._stopping = asyncio.Event()
-        #: One was made after the last worker had left, or is given up.
+        #: Whether one was made after the last worker had left, or was given up.
         self._final = False
-        #: Until when that one is tried again; None: its first attempt is to come.
+        #: The deadline for retrying that one; None before its first attempt.
         self._last_until: float | None = None
-        #: Why the one at the end of the job, or of this process, was not written; None: it was, or is not due.
+        #: Why the checkpoint at the end of the job, or of this process, was not written; None: it was, or is not due.
         self.unsaved: PsError | None = None
-        #: The last attempt found no values to write.
+        #: Whether the last attempt found no values to write.
         self._nothing = False
-        #: Checkpoints made, those that failed, and how long each took.
+        #: The number of checkpoints made and failed, and the duration of each.
         self.done = self.failed = 0
         self.times = Histogram()
         self._complete_at: float | None = None
@@ -68,14 +68,14 @@ class Checkpoints:
     async def run(self) -> None:
         """Make checkpoints at the interval and when the job is finished, until ``stop``; then a last one.
 
-        Failures are logged. The one at the end of the job is tried again for 30 s while a shard is not there,
-        and at ``stop``.
+        Failures are logged. The one at the end of the job is retried for 30 s while a shard is missing, and at
+        ``stop``.
         """
         stopping = self._config.directory is None
         while not stopping:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), times.LOOK_SECONDS)
-            # Told during an attempt that was due anyway, it is followed by a last one.
+            # If stopped during a regular attempt, make a last one afterwards.
             stopping = self._stopping.is_set()
             view, interval = self._driver.view, self._config.seconds
             self._final = self._final and view.finished
@@ -88,29 +88,29 @@ class Checkpoints:
                 self._final = view.finished and not self._comes_back(error)
 
     def _comes_back(self, error: PsError | None) -> bool:
-        """Whether ``error``, of the last checkpoint of a job, is that of a shard that may come back in time."""
+        """Whether ``error``, of a job's last checkpoint, is about a shard that may return in time."""
         if self._last_until is None:
             self._last_until = time.monotonic() + times.LAST_CHECKPOINT_SECONDS
         return isinstance(error, Unavailable | NotReady) and time.monotonic() < self._last_until
 
     @property
     def settled(self) -> bool:
-        """Whether a job that is finished has its last checkpoint, or is to have none."""
+        """Whether a finished job has its last checkpoint, or will have none."""
         if self._config.directory is None or not self._driver.view.models:
             return True
         return self._final and not self.busy.locked()
 
     @property
     def age_seconds(self) -> float | None:
-        """Since the last complete checkpoint was begun; None before the first of this process."""
+        """The time since the last complete checkpoint began; None before the first of this process."""
         return None if self._complete_at is None else time.monotonic() - self._complete_at
 
     def stop(self) -> None:
-        """``run`` ends soon."""
+        """Make ``run`` end soon."""
         self._stopping.set()
 
     async def _try_to_make(self) -> PsError | None:
-        """Make one; why there is none, where there is something to write."""
+        """Make a checkpoint; returns why it failed, if there were values to write."""
         try:
             await self.make()
         except NotReady as error:
@@ -125,8 +125,8 @@ class Checkpoints:
     async def make(self) -> CheckpointMade:
         """Make one now.
 
-        Raises ConfigError without a directory, NotReady while no model has values or a shard is missing, Unavailable
-        when a shard was lost meanwhile, StorageFull; then nothing of it is left on disk, and training continues.
+        Raises ConfigError without a directory, NotReady while no model has values or a shard is missing, Unavailable if
+        a shard was lost meanwhile, StorageFull. After an error no part of it is left on disk, and training continues.
         """
         directory = self._directory()
         async with self.busy:
@@ -138,7 +138,7 @@ class Checkpoints:
                 raise
             self._complete_at, self.unsaved = began, None
             self.done += 1
-            # It is complete, whatever becomes of older ones.
+            # The checkpoint is complete, even if removing older ones fails.
             await asyncio.to_thread(prune, directory, self._config.keep, self._config.restored)
             there = await asyncio.to_thread(committed, directory)
             made = CheckpointMade(folder, size, time.monotonic() - began, tuple(there))
@@ -152,23 +152,23 @@ class Checkpoints:
             return made
 
     async def _tried(self, directory: Path) -> tuple[Path, int]:
-        """The folder of a complete checkpoint and its bytes; another try where a shard was lost meanwhile."""
+        """Write a checkpoint, with a second attempt if a shard was lost; returns its folder and bytes."""
         left = _TRIES
         while True:
             folder, left = await asyncio.to_thread(begin, directory), left - 1
             try:
                 return folder, await self._write(folder)
             except BaseException as error:
-                with suppress(ConfigError):  # it is complete: only its caller was cancelled
+                with suppress(ConfigError):  # the checkpoint is complete: only its caller was cancelled
                     await asyncio.to_thread(discard, folder)
                 if not left or not isinstance(error, QuiesceLost):
                     raise
 
     async def restore(self, folder: Path | None) -> tuple[Path, list[str]]:
-        """Put ``folder``, else the newest checkpoint, into the running job. Returns it and the models it held.
+        """Restore ``folder``, else the newest checkpoint, into the running job. Returns the folder and its models.
 
-        Raises ConfigError and ModelMismatch, and then nothing was changed; DamagedData, NotReady, Unavailable and
-        StorageFull: then some shards may be restored, so repeat it until it succeeds.
+        Raises ConfigError or ModelMismatch if nothing was changed. After DamagedData, NotReady, Unavailable or
+        StorageFull some shards may be restored: repeat the call until it succeeds.
         """
         chosen = folder or await asyncio.to_thread(latest, self._directory())
         if chosen is None:
@@ -215,7 +215,7 @@ class Checkpoints:
 
 
 def _check_whole(taken: Mapping[int, Collection[str]], shard_maps: Mapping[str, ShardMap]) -> None:
-    """Raises NotReady when only some shards of a model have taken the checkpoint. ``taken``: by shard, the models."""
+    """Raises NotReady if only some shards of a model have restored it. ``taken``: by shard, the restored models."""
     for name in sorted({name for names in taken.values() for name in names} & shard_maps.keys()):
         if lacking := [number for number in shard_maps[name].holders if name not in taken.get(number, ())]:
             raise NotReady(

@@ -1,4 +1,4 @@
-"""Reads, compares and places declared models in another thread, so that leases are renewed meanwhile."""
+"""Reads, compares and places declared models in another thread, so that the event loop can renew leases."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from ps_server.coordinator.driver import Driver
 
 
 class DeclarationThread:
-    """Called by the service, on the driver's loop; one declaration at a time, in their order.
+    """Called by the service, on the driver's loop. Handles one declaration at a time, in order.
 
-    The cost of a declaration grows with its variables. Nothing of it is read before its sender is known to be a live
-    worker.
+    The cost of a declaration grows with its variables, so it is read only once its sender is known to be a live worker.
     """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._turn = asyncio.Lock()
-        #: The newest map of each model, as it is sent: workers and shards get the same one.
+        #: The encoded newest map of each model, for workers and shards alike.
         self._messages: dict[str, tuple[ShardMap, common_pb2.ShardMap]] = {}
 
     async def declare(self, rank: int, incarnation: int, spec: common_pb2.ModelSpec) -> common_pb2.ShardMap:

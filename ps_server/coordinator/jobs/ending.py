@@ -1,4 +1,4 @@
-"""Decides when a finished job no longer needs its processes, and ends a coordinator that is to end with its job."""
+"""Decides when a finished job no longer needs its processes, and ends the coordinator with its job if asked to."""
 
 from __future__ import annotations
 

@@ -47,18 +47,18 @@ _SAME = 0.8
 
 
 class MovePace:
-    """Of one move. Told the pause of each batch; a size that is given does not change."""
+    """Chooses the batch sizes of one move from the pause of each batch. A given size does not change."""
 
     def __init__(self, batch_bytes: int = 0) -> None:
-        """``batch_bytes``: of every batch; 0: as much as the pauses allow."""
+        """``batch_bytes``: the size of every batch; 0: as large as the pauses allow."""
         self._given = bool(batch_bytes)
         self.batch_bytes = batch_bytes or FIRST_BYTES
-        #: Of the first of the last batches, all of which were too long: its pause, and its size.
+        #: Pause and size of the first batch in the current run of batches that were too long.
         self._too_long: tuple[float, int] | None = None
         self._pause = 0.0
 
     def paused(self, seconds: float) -> None:
-        """A batch of ``batch_bytes`` has paused training for ``seconds``."""
+        """Note that a batch of ``batch_bytes`` has paused training for ``seconds``."""
         self._pause = seconds
         if self._given:
             return
@@ -69,8 +69,8 @@ class MovePace:
             return
         first, size_bytes = self._too_long = self._too_long or (seconds, self.batch_bytes)
         if 4 * self.batch_bytes <= size_bytes and seconds > _SAME * first:
-            # Much smaller batches are no shorter. Where each takes a whole snapshot, few large ones are best.
-            # A pause of a second is noticed, whatever its batch: the fewer there are, the better.
+            # Much smaller batches do not pause for less. If each takes a whole snapshot, few large ones are best. A
+            # pause of a second is noticeable, whatever the batch: the fewer, the better.
             self._given, self.batch_bytes = True, size_bytes if seconds < 1.0 else MOST_BYTES
         else:
             self.batch_bytes = max(self.batch_bytes // 2, LEAST_BYTES)
@@ -88,10 +88,9 @@ TableKey = tuple[str, str]
 async def bucket_bytes(
     view: ClusterView, maps: Mapping[str, ShardMap], open_channel: OpenChannel = open_async_channel
 ) -> dict[TableKey, int]:
-    """About how many bytes one bucket of each table takes; ids are spread evenly over a table's buckets.
+    """About how many bytes one bucket of each table takes; ids are distributed evenly over a table's buckets.
 
-    Runs on the coordinator's loop. A shard that does not answer in time is left out, and so is a table of which no
-    shard reports a size.
+    Runs on the coordinator's loop. Omits shards that do not answer in time, and tables whose size no shard reports.
     """
     with_tables = {name: shard_map for name, shard_map in maps.items() if shard_map.tables}
     members = view.live(Role.SHARD)
@@ -110,7 +109,7 @@ async def bucket_bytes(
 
 
 async def _table_bytes(member: Member, maps: Mapping[str, ShardMap], open_channel: OpenChannel) -> dict[TableKey, int]:
-    """The sizes that one shard reports for the tables of which it has buckets."""
+    """The sizes that one shard reports for its tables."""
     sizes: dict[TableKey, int] = {}
     shard = ShardControl(member, open_channel=open_channel)
     try:
@@ -124,32 +123,33 @@ async def _table_bytes(member: Member, maps: Mapping[str, ShardMap], open_channe
 
 
 class MoveRunner:
-    """Used on the coordinator's event loop; one at a time, another is refused.
+    """Used on the coordinator's event loop. One move at a time: others are refused.
 
-    A batch is a commit in two phases (Gray, "Notes on Data Base Operating Systems", 1978): shards that have answered
-    Prepare stay paused until a view says how it was decided, and the driver decides by one entry in its journal. So a
-    slice or bucket is always on the shard that the shard map names, also after a failure. A batch that was begun is
-    committed or aborted even when its caller is gone; the batches after it are not begun.
+    A batch is a two-phase commit (Gray, "Notes on Data Base Operating Systems", 1978): shards that have answered
+    Prepare stay paused until a view contains the decision, which the driver makes by one entry in its journal. A slice
+    or bucket is therefore always on the shard that the shard map names, also after a failure. A batch that has begun is
+    committed or aborted even if its caller is gone; later batches do not begin.
     """
 
     def __init__(self, driver: Driver, busy: asyncio.Lock) -> None:
-        """``busy`` is held for each batch: a checkpoint may come between two, and never into one."""
+        """``busy`` is locked for each batch: a checkpoint may run between two batches, never during one."""
         self._driver = driver
         self._busy = busy
         self._running = False
         self._stopping = False
-        #: The last batch, which may outlive the call that asked for it.
+        #: The last batch, which may outlive the call that began it.
         self._batch: asyncio.Task[float] | None = None
-        #: Batches that were moved, those that were given up, and how long training was paused for each.
+        #: The number of batches moved and aborted, and the pause of training for each.
         self.done = self.failed = 0
         self.pauses = Histogram()
 
     async def reshard(self, request: MoveRequest, batch_bytes: int = 0) -> AsyncGenerator[MoveProgress, None]:
-        """Fulfil ``request``; yields progress at the start and after each batch. Close it when it is left early.
+        """Fulfil ``request``; yields progress at the start and after each batch. Close the generator when leaving it
+        early.
 
-        Models that are released meanwhile are left out. Raises NotReady while another runs, when a shard is missing, or
-        a model has no values yet; what ``target_of`` raises, and Unavailable, StorageFull and other errors of the
-        shards when a batch fails. Earlier batches stay.
+        Skips models that are released meanwhile. Raises NotReady while another move runs, if a shard is missing or a
+        model has no values yet; the errors of ``target_of``; and Unavailable, StorageFull and other errors of the
+        shards if a batch fails. Earlier batches remain in force.
         """
         if self._running or (self._batch and not self._batch.done()):
             raise NotReady("slices are being moved already", remedy="wait until that has ended, then move again")
@@ -193,14 +193,14 @@ class MoveRunner:
             await asyncio.wait([self._batch])
 
     def _plan(self, target: MoveTarget, epoch: int, sizes: BucketBytes, batch_bytes: int) -> list[MoveBatch]:
-        """The batches that are left. ``epoch``: of the model that ``target`` names, when it was named."""
+        """The remaining batches. ``epoch``: that of the model which ``target`` names, at the time of the request."""
         maps = self._driver.shard_maps
         if target.model and self._driver.view.was_released(target.model, epoch):
             raise _released(target.model)
         return list(batches(maps, plan(maps, target, sizes), batch_bytes))
 
     async def _shielded(self, batch: MoveBatch) -> float:
-        """Make ``batch``, also when the caller is cancelled."""
+        """Make ``batch``, even if the caller is cancelled."""
         if self._stopping:
             raise Unavailable("the coordinator is stopping", remedy="move again when it is back")
         self._batch = asyncio.create_task(self._make(batch), name="move")
@@ -216,7 +216,7 @@ class MoveRunner:
             self.pauses.observe(batch.result())
 
     async def _make(self, batch: MoveBatch) -> float:
-        """Try ``batch`` until it is committed; returns for how many seconds training was paused."""
+        """Try ``batch`` until it is committed; returns the seconds for which training was paused."""
         attempts = retry.Attempts(retry.MOVE)
         while True:
             try:
@@ -230,16 +230,16 @@ class MoveRunner:
             await asyncio.sleep(pause)
 
     async def _try(self, batch: MoveBatch) -> float:
-        # Also shards that neither send nor receive: every one has to know the maps in force.
+        # Include shards that neither send nor receive: every shard needs the maps in force.
         numbers = {*self._driver.view.live(Role.SHARD), *self._driver.view.used_shards, *batch.receivers}
         async with connected(self._driver, numbers) as shards:
             await self._make_room(shards, batch)
             return await self._commit(shards, batch)
 
     async def _make_room(self, shards: Mapping[int, ShardControl], batch: MoveBatch) -> None:
-        """Have ``shards`` make memory and connections for what comes, while training goes on.
+        """Have ``shards`` prepare memory and connections for incoming slices while training continues.
 
-        A failure is not raised here: the batch itself meets it again, and raises it.
+        Failures are only logged: if they persist, the batch itself raises them.
         """
         calls = (shard.make_room(batch.maps, shared.MOVE_SECONDS) for shard in shards.values())
         for failure in await asyncio.gather(*calls, return_exceptions=True):
@@ -249,7 +249,7 @@ class MoveRunner:
                 logger.info("move.failed", "room for slices could not be made ahead of a move: %s", failure)
 
     async def _commit(self, shards: Mapping[int, ShardControl], batch: MoveBatch) -> float:
-        """Returns for how many seconds training was paused."""
+        """Commit ``batch``; returns the seconds for which training was paused."""
         driver, move = self._driver, uuid.uuid4().hex
         names = [shard_map.spec.name for shard_map in batch.maps]
         for following in batch.maps:
@@ -295,13 +295,13 @@ def _released(name: str) -> ModelReleased:
 
 
 def _reached_of(reached: Sequence[ModelPosition], targets: Sequence[ModelPosition]) -> list[ModelPosition]:
-    """Those of ``reached`` that are among the ``targets`` of that shard."""
+    """The entries of ``reached`` that are among the ``targets`` of their shard."""
     names = {model.model for model in targets}
     return [model for model in reached if model.model in names]
 
 
 async def _switched(quiesce: Quiesce, batch: MoveBatch) -> None:
-    """Wait until every shard uses the maps of ``batch``; a shard that was lost uses them when it is back."""
+    """Wait until every shard uses the maps of ``batch``; a lost shard uses them when it returns."""
     with suppress(TimeoutError):
         async with asyncio.timeout(shared.QUIESCE_SECONDS):
             await all_of(_serves(shard, shard_map) for shard in quiesce.shards.values() for shard_map in batch.maps)

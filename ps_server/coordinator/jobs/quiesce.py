@@ -1,4 +1,4 @@
-"""Pauses all shards at one point of the job, and calls them while they are paused: for checkpoints and moves."""
+"""Pauses all shards at one position of the job, for checkpoints and moves, and calls them while they are paused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ShardControl:
     """Used on the coordinator's event loop. Every call raises the shard's typed error, or Unavailable."""
 
     def __init__(self, member: Member, token: str = "", open_channel: OpenChannel = open_async_channel) -> None:
-        """``token``: the one the shard joined with; without it the shard answers only calls that change nothing.
+        """``token``: the one the shard joined with; without it the shard answers only read-only calls.
 
         ``open_channel`` opens a channel to an address, with the credentials of the coordinator.
         """
@@ -46,12 +46,12 @@ class ShardControl:
         await self._channel.close()
 
     async def model_status(self, model: str, seconds: float = times.CALL_SECONDS, epoch: int = 0) -> ModelStatus:
-        """The shard's view of ``model``, by the shard map of ``epoch``, 0: any; ModelMoved where that is over."""
+        """The shard's status of ``model``. Raises ModelMoved if the shard map of ``epoch`` (0: any) is out of date."""
         request = pb.GetModelRequest(model=model, epoch=epoch)
         return model_status_from_pb(await self._call("GetModel", request, seconds))
 
     async def pause(self, name: str, seconds: float) -> tuple[ModelPosition, ...]:
-        """Decide about no push for ``seconds``; returns the positions of the models that have values."""
+        """Pause decisions about pushes for ``seconds``; returns the positions of the models that have values."""
         reply = await self._call("Pause", pb.PauseRequest(quiesce=name, seconds=seconds))
         return POSITION.all_from_pb(reply.models)
 
@@ -63,30 +63,30 @@ class ShardControl:
     async def write(
         self, name: str, targets: Iterable[ModelPosition], folder: Path, full_every: int
     ) -> tuple[tuple[ModelPosition, ...], list[ShardPart]]:
-        """Catch up to ``targets`` and write a part of a checkpoint; returns the positions, and what was written."""
+        """Catch up to ``targets`` and write a part of a checkpoint; returns the positions and the written part."""
         models = POSITION.all_to_pb(targets)
         request = pb.CaptureRequest(quiesce=name, folder=str(folder), models=models, full_every=full_every)
         reply = await self._call("Capture", request, times.CHECKPOINT_SECONDS)
         return POSITION.all_from_pb(reply.models), [part_from_pb(part) for part in reply.parts]
 
     async def make_room(self, maps: Iterable[ShardMap], seconds: float) -> None:
-        """Have memory and log for the next ``maps``; the shard goes on meanwhile."""
+        """Prepare memory and log for the next ``maps``; the shard continues meanwhile."""
         await self._call("MakeRoom", pb.MakeRoomRequest(models=map(SHARD_MAP.to_pb, maps)), seconds)
 
     async def prepare(self, name: str, revision: int, maps: Iterable[ShardMap], seconds: float) -> None:
-        """Fetch what the next ``maps`` need; the shard stays paused until a view shows how the move was decided."""
+        """Fetch the slices of the next ``maps``; the shard stays paused until a view contains the decision."""
         models = map(SHARD_MAP.to_pb, maps)
         await self._call(
             "StageReshard", pb.StageReshardRequest(quiesce=name, membership_revision=revision, models=models), seconds
         )
 
     async def restore(self, folder: Path) -> Sequence[str]:
-        """Take the values of a checkpoint; returns the names of the models."""
+        """Restore the values of a checkpoint; returns the names of the models."""
         request = pb.RestoreRequest(folder=str(folder))
         return list((await self._call("Restore", request, times.CHECKPOINT_SECONDS)).models)
 
     async def resume(self, name: str, seconds: float = 1.0) -> None:
-        """Continue to decide about pushes."""
+        """Resume decisions about pushes."""
         await self._call("Resume", pb.ResumeRequest(quiesce=name), seconds)
 
     async def _call(self, method: str, request: Any, seconds: float = times.CALL_SECONDS) -> Any:
@@ -97,22 +97,22 @@ class ShardControl:
 
 
 class QuiesceLost(Unavailable):
-    """The shards were not at one point: a worker or a shard was lost meanwhile."""
+    """The shards were not at one position: a worker or a shard was lost meanwhile."""
 
 
 @dataclass(slots=True)
 class Quiesce:
-    """Shards that are paused for the quiesce of this name."""
+    """The shards that are paused under this name."""
 
     name: str
     shards: Mapping[int, ShardControl]
-    #: The reply of each: the positions of its models.
+    #: The reply of each shard: the positions of its models.
     paused: Mapping[int, Sequence[ModelPosition]]
-    #: The shards resume by themselves: no call is needed, whatever happens.
+    #: The shards resume by themselves, without a call.
     decided: bool = False
 
     def complete(self, maps: Mapping[str, ShardMap]) -> dict[str, ShardMap]:
-        """Those of ``maps`` whose models have values on every shard that holds anything of them."""
+        """The ``maps`` whose models have values on each of their shards."""
         having = {number: {each.model for each in positions} for number, positions in self.paused.items()}
         return {
             name: maps[name]
@@ -121,7 +121,7 @@ class Quiesce:
         }
 
     def targets(self, maps: Mapping[str, ShardMap]) -> dict[int, list[ModelPosition]]:
-        """For each shard, the positions up to which the models that it holds parts of have to catch up."""
+        """For each shard, the positions to which its models have to catch up."""
         models = {name: _furthest(name, self._positions(name, shard_map)) for name, shard_map in maps.items()}
         holding = {name: set(shard_map.holders) for name, shard_map in maps.items()}
         return {number: [models[name] for name in maps if number in holding[name]] for number in self.shards}
@@ -132,11 +132,11 @@ class Quiesce:
 
 @asynccontextmanager
 async def connected(driver: Driver, numbers: Iterable[int]) -> AsyncIterator[Mapping[int, ShardControl]]:
-    """The shards of these ``numbers``, to be called until the block ends. Raises NotReady when one is missing."""
+    """Connect to the shards of these ``numbers`` until the block ends. Raises NotReady when one is missing."""
     members, tokens, wanted = driver.view.live(Role.SHARD), driver.shard_tokens, sorted(numbers)
     if missing := [number for number in wanted if number not in members]:
         raise NotReady("a shard is missing", shard=", ".join(map(str, missing)), remedy="start it, then try again")
-    # A shard that has just been replaced has another token: with that of another incarnation it refuses the call.
+    # A shard that was just replaced has another token, and refuses that of its predecessor.
     tokens_of = {number: tokens.get(members[number].incarnation, "") for number in wanted}
     shards = {number: ShardControl(members[number], tokens_of[number], driver.open_shard) for number in wanted}
     try:
@@ -161,7 +161,7 @@ async def quiesced(shards: Mapping[int, ShardControl], name: str) -> AsyncIterat
 
 
 async def all_of(calls: Iterable[Any]) -> list[Any]:
-    """The results of all; the first error once all have ended."""
+    """The results of all; raises the first error once all have ended."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -170,7 +170,7 @@ async def all_of(calls: Iterable[Any]) -> list[Any]:
 
 
 def check_same_position(reports: Iterable[Sequence[ModelPosition]]) -> None:
-    """Raises QuiesceLost when two shards were at different positions of a model; each reports the models it holds."""
+    """Raises QuiesceLost if two shards report different positions of a model."""
     points: dict[str, tuple[Any, ...]] = {}
     for model in (model for models in reports for model in models):
         accepted = tuple((worker, sequence) for worker, sequence in model.accepted.items() if sequence)

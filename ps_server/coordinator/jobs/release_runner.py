@@ -15,15 +15,15 @@ class ReleaseRunner:
     """Used on the coordinator's event loop. One entry in the journal decides a release; shards follow the view."""
 
     def __init__(self, driver: Driver, busy: asyncio.Lock) -> None:
-        """``busy`` is held while shards are paused, and for each decision here."""
+        """``busy`` is locked while shards are paused, and for each decision here."""
         self._driver = driver
         self._busy = busy
 
     async def close(self, rank: int, incarnation: int, ask: ClosedModelAsk, wait_seconds: float) -> None:
-        """End a worker's use of a model, and release it where that is asked for.
+        """End a worker's use of a model, and release the model if asked to.
 
-        Then this waits up to ``wait_seconds`` for the other workers that use it. Raises NotReady when some still do, or
-        shards are paused for long; Fenced.
+        A release waits up to ``wait_seconds`` for the other workers that use it. Raises NotReady if some still do, or
+        shards are paused for too long; Fenced.
         """
         until = time.monotonic() + wait_seconds
         await self._driver.close_model(rank, incarnation, ask, wait_seconds if ask.release else 0.0)

@@ -1,1 +1,1 @@
-"""Who is a member: admission, leases, start quorum, barriers. ``MembershipState`` owns all of it."""
+"""Membership: admission, leases, start quorum, barriers. ``MembershipState`` owns all of it."""

@@ -20,13 +20,13 @@ MOST_SHARDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class StateCopies:
-    """The data directories that hold the newest state of a shard's place."""
+    """The data directories with the newest state of a shard."""
 
-    #: Of the shard that wrote it.
+    #: The incarnation of the shard that wrote it.
     writer: str = ""
-    #: Number of that shard's last report on its standby.
+    #: The number of that shard's last report about its standby.
     word: int = 0
-    #: Of the standby that has every acknowledged push; empty: there is none.
+    #: The directory of the standby that has every acknowledged push; empty: none.
     standby: str = ""
 
     def include(self, directory: str) -> bool:
@@ -37,7 +37,7 @@ class StateCopies:
 def check_applicant(ask: JoinRequest, shards: int, workers: int) -> None:
     """Raises ProtocolVersionMismatch, InvalidRequest, or UnknownShard for a number not in the range of ``shards``.
 
-    A shard to be added may have a higher number. ``workers``: the most workers; 0 for any number.
+    A shard that is being added may have a higher number. ``workers``: the most workers; 0 for any number.
     """
     if ask.protocol_version != PROTOCOL_VERSION:
         raise ProtocolVersionMismatch(
@@ -87,7 +87,7 @@ def check_applicant(ask: JoinRequest, shards: int, workers: int) -> None:
 
 
 def check_repetition(ask: JoinRequest, first: Member) -> None:
-    """Raises InvalidRequest when ``ask``, with the token of ``first``, is for another place."""
+    """Raises InvalidRequest if ``ask`` has the token of ``first`` and names another place."""
     if ask.role is not first.role or ask.index not in (None, first.index):
         raise InvalidRequest(
             "this token is of the join of another place",
@@ -98,10 +98,10 @@ def check_repetition(ask: JoinRequest, first: Member) -> None:
 
 
 def check_vacant(ask: JoinRequest, holder: JoinRequest | None, held: str) -> None:
-    """Raises NotReady or PlaceTaken when ``ask`` may not take its place from ``holder``, a member.
+    """Raises NotReady or PlaceTaken if ``ask`` may not replace the live member ``holder``.
 
-    It may if it proves that the holder is dead: it has locked the directory of the holder, or one supervisor started
-    both. ``held``: since when the holder has the place and when it was last heard of, in words.
+    It may if it proves that the holder is dead: it has locked the holder's directory, or one supervisor started both.
+    ``held``: describes how long the holder has been a member, and its last heartbeat.
     """
     if holder is None or (ask.directory and holder.directory == ask.directory):
         return
@@ -127,7 +127,7 @@ def check_vacant(ask: JoinRequest, holder: JoinRequest | None, held: str) -> Non
 
 
 def check_free_rank(workers: int, live: Collection[int]) -> None:
-    """Raises PlaceTaken when every rank of a job of at most ``workers`` is held; 0: of any number."""
+    """Raises PlaceTaken if every rank of a job of at most ``workers`` (0: any number) is taken."""
     if workers and all(rank in live for rank in range(workers)):
         raise PlaceTaken(
             f"the job has at most {workers} worker{'s' if workers > 1 else ''}, and all of them are live",
@@ -139,10 +139,10 @@ def check_free_rank(workers: int, live: Collection[int]) -> None:
 
 
 def check_state(ask: JoinRequest, newest: int, copies: StateCopies) -> None:
-    """Raises when ``ask`` brings older state than incarnation ``newest`` wrote for its place, to ``copies``.
+    """Raises an error if the state in ``ask`` is older than what incarnation ``newest`` wrote to ``copies``.
 
-    NotReady for one that yields, else Fenced. A process without state may take any place unless it yields: it cannot
-    be mistaken for one with the newest state.
+    NotReady for a process that yields, else Fenced. A process without state that does not yield may take any place: it
+    cannot be mistaken for one with the newest state.
     """
     if ask.yields and newest and not ask.data_incarnation:
         raise NotReady(

@@ -1,4 +1,4 @@
-"""The holder of each place in the cluster with its lease, and how earlier holders ended."""
+"""The members by role and number, with their leases, and how former members ended."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class MemberRecord:
 
     place: SavedMember
     last_heartbeat: float
-    #: When its connection ended, if no heartbeat and no stream has come since.
+    #: When its connection ended, unless a heartbeat or a stream has arrived since.
     disconnected_at: float | None = None
     stats: MemberStats = field(default_factory=MemberStats)
     #: When it joined, or this coordinator started.
     since: float = 0.0
-    #: How many heartbeats it has sent since.
+    #: The number of heartbeats received since.
     beats: int = 0
     #: Streams on which it follows the cluster.
     streams: int = 0
-    #: What its lease lasts longer because most members are late.
+    #: The extension of its lease while most members are late.
     spared_seconds: float = 0.0
 
     @property
@@ -69,13 +69,13 @@ class MemberRecord:
 
     @property
     def how_expired(self) -> str:
-        """Why its lease has ended, in words."""
+        """Describes why its lease has ended."""
         if self.disconnected_at is not None:
             return "its connection ended, and no heartbeat came"
         return f"its lease of {self.place.joined.lease_seconds:g} s ended"
 
     def held(self, now: float) -> str:
-        """Since when it is a member, and when its last heartbeat came, in words."""
+        """Describes how long it has been a member, and its last heartbeat."""
         heard = max(0.0, now - self.last_heartbeat)
         left = max(0.0, self.lease_end - now)
         return (
@@ -84,13 +84,13 @@ class MemberRecord:
         )
 
     def status(self, now: float, gone: str = "", ended_at: float = 0.0) -> MemberStatus:
-        """The status of the member; of one that ended, ``ended_at``, in seconds since 1970."""
+        """The status of the member. ``ended_at``: the end of a former member, in seconds since 1970."""
         who = self.place.application
         # Never below 0: a lease may have been extended.
         heard = max(0.0, now - self.last_heartbeat)
         stats = self.stats
         if gone:
-            # A member that has ended makes no steps and holds nothing.
+            # A former member makes no steps and has no slices.
             stats = replace(stats, steps_per_second=0.0, bytes_per_second=0.0, samples_per_second=0.0)
             stats = replace(stats, queued_pushes=0.0, queued_bytes=0.0)
             stats = replace(stats, streams={}, held_bytes=0, log=None, tables=())
@@ -98,10 +98,10 @@ class MemberRecord:
 
 
 class Members:
-    """Part of MembershipState, which changes the view. Times are seconds of any steady clock."""
+    """Part of MembershipState, which updates the view. Times are seconds of any steady clock."""
 
     def __init__(self, clock_began: float = 0.0) -> None:
-        """``clock_began``: when the clock read 0, in seconds since 1970."""
+        """``clock_began``: the time at which the clock read 0, in seconds since 1970."""
         self._clock_began = clock_began
         self._records: dict[Key, MemberRecord] = {}
         self._by_token: dict[str, MemberRecord] = {}
@@ -109,7 +109,7 @@ class Members:
         self._order: list[tuple[str, int]] = []
         self._in_order: list[Member] = []
         self._gone: deque[MemberStatus] = deque(maxlen=GONE_KEPT)
-        #: Of shards and standbys, by place, the last whose lease ended, unless its process is a member again.
+        #: By place, the last shard or standby whose lease ended, unless its process has joined again.
         self._lost_servers: dict[Key, MemberStatus] = {}
         #: How former members ended, by place and incarnation, oldest first.
         self._fates: OrderedDict[tuple[Role, int, int], str] = OrderedDict()
@@ -134,7 +134,7 @@ class Members:
 
     @property
     def places(self) -> dict[Key, SavedMember]:
-        """The request of each member, and the answer."""
+        """Each member's request and its answer."""
         return {key: record.place for key, record in self._records.items()}
 
     @property
@@ -144,16 +144,16 @@ class Members:
 
     @property
     def lost_servers(self) -> tuple[MemberStatus, ...]:
-        """Shards and standbys whose leases have ended and that have not come back: the last of each place."""
+        """The last lost shard or standby of each place, unless it has returned."""
         return tuple(self._lost_servers.values())
 
     @property
     def ranks(self) -> set[int]:
-        """Of the live workers."""
+        """The ranks of the live workers."""
         return {index for role, index in self._records if role is Role.WORKER}
 
     def begin(self, place: SavedMember, now: float) -> None:
-        """A process takes a free place."""
+        """Add a member in a vacant place."""
         member = place.joined.member
         record = MemberRecord(place, now, since=now)
         self._records[member.role, member.index] = self._by_token[place.application.token] = record
@@ -167,7 +167,7 @@ class Members:
         }
 
     def expire(self, record: MemberRecord, now: float) -> None:
-        """Its lease has ended: the place is free again."""
+        """Remove a member whose lease has ended; its place becomes vacant."""
         self.end(record, record.how_expired, now)
         self._lose(self._gone[-1])
 
@@ -176,7 +176,7 @@ class Members:
             self._lost_servers[status.member.role, status.member.index] = status
 
     def end(self, record: MemberRecord, how: str, now: float) -> None:
-        """The place is free again."""
+        """Remove a member; its place becomes vacant."""
         member = record.member
         del self._records[member.role, member.index], self._by_token[record.place.application.token]
         at = bisect_left(self._order, (member.role.value, member.index))
@@ -185,18 +185,18 @@ class Members:
         self._keep_fate(member, how)
 
     def heard(self, record: MemberRecord, now: float) -> None:
-        """Its whole lease begins again."""
+        """Renew the whole lease."""
         record.last_heartbeat, record.disconnected_at, record.spared_seconds = now, None, 0.0
         record.beats += 1
 
     def connected(self, role: Role, index: int, incarnation: int) -> None:
-        """A member follows the cluster on one more stream. Without effect for a process that is not a member."""
+        """Note one more watch stream of a member. No effect for a process that is not a member."""
         record = self._records.get((role, index))
         if record is not None and record.member.incarnation == incarnation:
             record.streams, record.disconnected_at = record.streams + 1, None
 
     def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
-        """A stream of this member has ended: with the last one, its connection has."""
+        """Note the end of a member's watch stream; when the last one ends, so does its connection."""
         record = self._records.get((role, index))
         if record is not None and record.member.incarnation == incarnation:
             record.streams = max(0, record.streams - 1)
@@ -204,7 +204,7 @@ class Members:
                 record.disconnected_at = now
 
     def remember(self, gone: tuple[MemberStatus, ...]) -> None:
-        """Take former members of a journal."""
+        """Restore former members from a journal."""
         self._gone.extend(gone)
         live = {(record.place.application.host, record.place.application.pid) for record in self._records.values()}
         for status in gone:
@@ -214,7 +214,7 @@ class Members:
                 self._lose(status)
 
     def _know(self, member: Member) -> None:
-        """Incarnations rise: all between the first and the last that this coordinator knows are its own."""
+        """Incarnations rise, so this coordinator assigned all between the first and the last that it knows."""
         number, known = member.incarnation, self._incarnations
         first, last = (min(known[0], number), max(known[-1], number)) if known else (number, number)
         self._incarnations = range(first, last + 1)
@@ -229,11 +229,11 @@ class Members:
         return self._by_token.get(token)
 
     def holder(self, role: Role, index: int) -> MemberRecord | None:
-        """The member that holds this place."""
+        """The member in this place."""
         return self._records.get((role, index))
 
     def beats(self, role: Role) -> dict[tuple[int, int], int]:
-        """How many heartbeats each member of ``role`` has sent, by number and incarnation."""
+        """The number of heartbeats from each member of ``role``, by number and incarnation."""
         return {
             (index, record.member.incarnation): record.beats
             for (held, index), record in self._records.items()
@@ -241,7 +241,7 @@ class Members:
         }
 
     def find(self, role: Role, index: int, incarnation: int) -> MemberRecord:
-        """The member of this place and incarnation. Raises Fenced, with how it ended, when there is none."""
+        """The member of this place and incarnation. If there is none, raises Fenced, which describes how it ended."""
         record = self._records.get((role, index))
         if record is not None and record.member.incarnation == incarnation:
             return record
@@ -260,7 +260,7 @@ class Members:
         )
 
     def fate(self, role: Role, index: int, incarnation: int) -> str:
-        """How this incarnation ended; empty when it is live or not remembered."""
+        """Describes how this incarnation ended; empty if it is live or not remembered."""
         return self._fates.get((role, index, incarnation), "")
 
     def _unknown(self, incarnation: int) -> str:
@@ -277,27 +277,29 @@ class Members:
         return index
 
     def ended(self, now: float) -> list[MemberRecord]:
-        """Those whose leases have ended by ``now``."""
+        """The members whose leases have ended by ``now``."""
         return [record for record in self._records.values() if now >= record.lease_end]
 
     def mostly_late(self, now: float, late_seconds: float) -> bool:
-        """Whether half of many members have been silent for so long: then the coordinator is late, not they."""
+        """Whether half of many members have been silent for this long: then the coordinator is late, not the
+        members.
+        """
         late = sum(now - record.last_heartbeat > late_seconds for record in self._records.values())
         return len(self._records) >= MANY and 2 * late >= len(self._records)
 
     def spare(self, ended: list[MemberRecord], seconds: float) -> list[MemberRecord]:
-        """Those of ``ended`` that have had twice their lease; the leases of the others last ``seconds`` longer."""
+        """The members in ``ended`` that have had twice their lease; extends the other leases by ``seconds``."""
         over = [record for record in ended if record.spared_seconds >= record.place.joined.lease_seconds]
         for record in ended:
             record.spared_seconds += seconds
         return over
 
     def next_expiry(self) -> float | None:
-        """When the first lease ends if no heartbeat comes; None without members."""
+        """When the first lease ends if no heartbeat arrives; None without members."""
         return min((record.lease_end for record in self._records.values()), default=None)
 
     def extend(self, seconds: float) -> None:
-        """Give every lease ``seconds`` more."""
+        """Extend every lease by ``seconds``."""
         for record in self._records.values():
             record.last_heartbeat += seconds
             if record.disconnected_at is not None:

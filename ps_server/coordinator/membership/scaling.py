@@ -1,6 +1,6 @@
-"""Decides which workers and shards a job is to have once it was scaled, and what it waits for until it has them: pure.
+"""Decides the wanted workers and shards of a scaled job, and what it waits for until it has them. Does no I/O.
 
-``Scaling`` keeps what was decided, as a part of the cluster's state.
+``Scaling`` keeps the decision, as a part of the cluster's state.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ps_server.coordinator.membership.admission import MOST_SHARDS
 
 @dataclass(frozen=True, slots=True)
 class WantedSize:
-    """What a job is to have. Never changes."""
+    """The wanted size of a job. Immutable."""
 
     #: Rises with every change; 0: the job was never scaled.
     number: int = 0
-    #: Ranks of the workers; None: those that the job began with. A worker that ends after training leaves it.
+    #: Ranks of the workers; None: the initial ones. A worker that ends after training is removed.
     ranks: frozenset[int] | None = None
-    #: Ranks that were to be ended, until they have.
+    #: Ranks of workers that should end and have not yet.
     ending: frozenset[int] = frozenset()
-    #: Numbers of the shards; None: those that the job has.
+    #: Numbers of the shards; None: the current ones.
     shards: frozenset[int] | None = None
-    #: Shards that were asked for in place of none: they have to be started.
+    #: Requested shards that replace no existing one: they have to be started.
     added: frozenset[int] = frozenset()
-    #: Which ranks come and go is chosen elsewhere, as by Kubernetes: only how many there are counts.
+    #: Whether only the number of ranks counts: another program, such as Kubernetes, chooses them.
     by_count: bool = False
-    #: Ranks of workers that have left after training. Their processes may go on, and end by themselves.
+    #: Ranks of workers that have left after training. Their processes may continue, and end by themselves.
     done: frozenset[int] = frozenset()
 
 
 def scaled(before: WantedSize, ask: ScaleAsk, view: ClusterView, most_workers: int, *, by_count: bool) -> WantedSize:
-    """What follows from ``ask``; ``before`` where it changes nothing. ``most_workers``: 0 for any number.
+    """The wanted size after ``ask``; ``before`` if nothing changes. ``most_workers``: 0 for any number.
 
-    Of workers and shards the highest numbers end first, and the lowest free ones are begun. Raises InvalidRequest for a
-    number that this job cannot have, NotReady for a job that is finished.
+    The workers and shards with the highest numbers end first; new ones get the lowest free numbers. Raises
+    InvalidRequest for a number that this job cannot have, NotReady for a job that is finished.
     """
     if ask.workers is None and ask.shards is None:
         raise InvalidRequest("nothing is to be scaled", expected="a number of workers, of shards, or both")
@@ -84,7 +84,7 @@ def _with_workers(before: WantedSize, workers: int, view: ClusterView, by_count:
     begun = frozenset(range(view.least_workers)) if before.ranks is None else before.ranks
     if not view.started or before.ranks is not None:
         live |= begun
-    # The process of a worker that is done may go on: another one begins under a rank of its own.
+    # The process of a worker that is done may continue, so a new worker gets another rank.
     ranks = lowest(live, workers, but=before.done)
     return replace(before, ranks=ranks, ending=(before.ending | live) - ranks, by_count=by_count)
 
@@ -104,7 +104,7 @@ def lowest(present: Collection[int], number: int, but: Collection[int] = ()) -> 
 
 
 def awaited(wanted: WantedSize, view: ClusterView) -> str:
-    """What the job waits for until it has what is ``wanted``, in words; empty: it has."""
+    """Describes what the job waits for until it has the ``wanted`` size; empty once it has."""
     return "; ".join([*_awaited_shards(wanted, view), *_awaited_workers(wanted, view)])
 
 
@@ -144,20 +144,20 @@ class Scaling:
 
     @property
     def workers(self) -> int | None:
-        """How many workers are wanted; None: those that the job began with."""
+        """The number of wanted workers; None: the initial ones."""
         return None if self.wanted.ranks is None else len(self.wanted.ranks)
 
     def finish(self) -> None:
-        """The job is finished: another run begins with the workers that it is started with, on as many shards."""
+        """Note that the job is finished: another run begins with its own workers, on the same number of shards."""
         self.wanted = replace(self.wanted, ranks=None, ending=frozenset(), done=frozenset())
 
     def joined(self, rank: int) -> None:
-        """A worker has joined."""
+        """Note that a worker has joined."""
         if rank in self.wanted.done:
             self.wanted = replace(self.wanted, done=self.wanted.done - {rank})
 
     def left(self, rank: int) -> None:
-        """A worker has left after training: nobody is wanted in its place."""
+        """Note that a worker has left after training: it needs no replacement."""
         self.wanted = wanted = replace(self.wanted, done=self.wanted.done | {rank})
         if wanted.ranks is not None and rank in wanted.ranks:
             self.wanted = replace(wanted, ranks=wanted.ranks - {rank})
@@ -165,7 +165,7 @@ class Scaling:
             self.wanted = replace(wanted, ranks=wanted.ranks - {max(wanted.ranks)})
 
     def ends(self, rank: int, live: Collection[int]) -> bool:
-        """Whether a worker that has ended otherwise is not needed any more. ``live``: the other workers."""
+        """Whether a worker that has ended otherwise needs no replacement. ``live``: the other workers."""
         wanted = self.wanted
         if wanted.by_count:
             return wanted.ranks is not None and len(live) >= len(wanted.ranks)

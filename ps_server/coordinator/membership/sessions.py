@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class CoordinatorSession(SessionCredential):
-    """What the coordinator shows to shards; the same name as of a member's, signed by the coordinator itself."""
+    """The coordinator's credential for shards: a token like a member's, signed by the coordinator itself."""
 
     def __init__(self, issuer: SessionIssuer) -> None:
         self._issuer = issuer
 
     @property
     def token(self) -> bytes:  # type: ignore[override]
-        """One that is valid for a while."""
+        """A token with a limited lifetime."""
         return self._issuer.own()
 
 
 class SessionIssuer:
-    """Owned by the coordinator. Without a signer nobody gets a token, and all may join."""
+    """Owned by the coordinator. Without a signer it issues no tokens, and every caller may join."""
 
     def __init__(self, signer: SessionSigner | None = None) -> None:
         self._signer = signer
@@ -39,11 +39,11 @@ class SessionIssuer:
         return self._signer.public_key if self._signer else b""
 
     def own(self) -> bytes:
-        """A token of the coordinator itself."""
+        """A token for the coordinator itself."""
         return self._signer.sign(None, frozenset({AccessRole.SERVER})) if self._signer else b""
 
     def check_joining(self, caller: Caller, role: Role, index: int | None) -> None:
-        """Raises PermissionDenied unless ``caller`` may join as ``role``, and with its certificate as this ``index``.
+        """Raises PermissionDenied unless ``caller`` may join as ``role`` and its certificate allows this ``index``.
 
         A certificate of a shard is for that shard and its standby alone.
         """
@@ -69,8 +69,8 @@ class SessionIssuer:
     def issue(self, caller: Caller, member: Member) -> bytes:
         """A token for ``member``, at its Join and with each heartbeat; empty without a signer.
 
-        It allows what the lasting credential of this very call does: one that was withdrawn is not renewed. It ends
-        with the token of the call; where the call shows none, with that of its session.
+        It allows what the call's lasting credential allows: a withdrawn one is not renewed. It expires with the call's
+        token, or with the session's if the call has none.
         """
         access = caller.proven & JOINING[member.role]
         return self._signer.sign(member, access, caller.token_digest) if self._signer and access else b""

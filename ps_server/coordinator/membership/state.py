@@ -34,39 +34,41 @@ from ps_server.coordinator.settings import ClusterSettings
 
 
 class StartQuorum:
-    """Part of MembershipState. Before the start it notes who has joined; after it, which workers are done."""
+    """Part of MembershipState. Before the start it records the members that have joined; afterwards, the workers that
+    are done.
+    """
 
     def __init__(self, expected_workers: int, seen: Iterable[Key] = (), least_workers: int = 0) -> None:
-        """``expected_workers``: 0 if workers join and leave at any time; the start waits for ``least_workers`` then."""
+        """``expected_workers``: 0 if workers join and leave at any time; the start then waits for ``least_workers``."""
         self._expected_workers = expected_workers
         self._awaited = expected_workers or least_workers
         self._seen = set(seen)
 
     @property
     def seen(self) -> frozenset[Key]:
-        """Places that were held before the start; after it, those of workers that ended cleanly."""
+        """Before the start, the places of members that joined; after it, those of workers that ended cleanly."""
         return frozenset(self._seen)
 
     def comes(self, place: Key, *, started: bool) -> None:
-        """A member takes ``place``."""
+        """Note that a member takes ``place``."""
         if started:
             self._seen.discard(place)
         else:
             self._seen.add(place)
 
     def is_done(self, rank: int) -> None:
-        """A worker ended cleanly, and is not waited for again."""
+        """Note that a worker ended cleanly: later starts do not wait for it."""
         if rank < self._expected_workers:
             self._seen.add((Role.WORKER, rank))
 
     def finish(self) -> None:
-        """The job is finished: in the next run nobody has joined yet."""
+        """Note that the job is finished: the next run begins without members."""
         self._seen.clear()
 
     def complete(self, shards: Iterable[int], live: Collection[Key]) -> bool:
-        """Whether a job that has not started does so now: these ``shards`` and all expected workers have joined.
+        """Whether a job that has not started starts now: these ``shards`` and all expected workers have joined.
 
-        At a new start after all workers were lost, those that had ended cleanly before count as well.
+        When a job starts again after all workers were lost, those that had ended cleanly count as joined.
         """
         workers = sum(role is Role.WORKER for role, _ in self._seen)
         if workers < self._awaited or not self._seen.issuperset((Role.SHARD, number) for number in shards):
@@ -75,9 +77,9 @@ class StartQuorum:
         return True
 
     def begin_again(self, shards: int) -> bool:
-        """Called when the last live worker was lost. Returns whether the job waits for a new start.
+        """Called when the last live worker is lost. Returns whether the job waits for a new start.
 
-        It then waits for all workers that have not finished, and for no shard.
+        A new start waits for all workers that have not finished, but not for shards.
         """
         if self._expected_workers:
             self._seen |= {(Role.SHARD, number) for number in range(shards)}
@@ -85,12 +87,12 @@ class StartQuorum:
 
     @property
     def missing(self) -> set[int]:
-        """Before the start: the expected ranks that have not joined."""
+        """The expected ranks that have not joined before the start."""
         return {rank for rank in range(self._awaited) if (Role.WORKER, rank) not in self._seen}
 
 
 class DurabilityLedger:
-    """Part of MembershipState: the persisted state of shards as they reported it, by shard number."""
+    """Part of MembershipState: the persisted state that shards have reported, by shard number."""
 
     def __init__(
         self, newest: Mapping[int, int] | None = None, copies: Mapping[int, StateCopies] | None = None
@@ -105,15 +107,15 @@ class DurabilityLedger:
 
     @property
     def copies(self) -> dict[int, StateCopies]:
-        """The directories that hold that state."""
+        """The directories with that state."""
         return dict(self._copies)
 
     def check(self, ask: JoinRequest, index: int) -> None:
-        """Raises Fenced or NotReady when ``ask`` must not serve shard ``index`` with its state."""
+        """Raises Fenced or NotReady if ``ask`` must not serve shard ``index`` with its state."""
         check_state(ask, self._newest.get(index, 0), self._copies.get(index, StateCopies()))
 
     def take_over(self, ask: JoinRequest, index: int) -> None:
-        """``ask`` serves shard ``index`` from now on. Raises what ``check`` does."""
+        """Make ``ask`` serve shard ``index``. Raises the errors of ``check``."""
         self.check(ask, index)
         newest = self._newest.get(index, 0)
         if ask.data_incarnation and ask.data_incarnation != newest:
@@ -121,7 +123,9 @@ class DurabilityLedger:
             self._copies[index] = StateCopies(ask.directory)
 
     def says(self, shard: Member, directory: str, sync: StandbyReport | None) -> Iterator[str]:
-        """Note a report of ``shard``: state in ``directory``, and the standby in ``sync``; yields what is new."""
+        """Record a report of ``shard``: its state in ``directory``, its standby in ``sync``. Yields what has
+        changed.
+        """
         index, incarnation = shard.index, shard.incarnation
         if self._newest.get(index) != incarnation:
             self._newest[index] = incarnation
@@ -139,11 +143,11 @@ class Barrier:
 
     def __init__(self, phase: int = 0) -> None:
         self.phase = phase
-        #: Ranks that wait at the barrier of this phase.
+        #: Ranks at the barrier of this phase.
         self._arrived: set[int] = set()
 
     def arrive(self, member: Member, phase: int) -> bool:
-        """Note a worker at the barrier that ends ``phase``; returns whether that is open already.
+        """Record a worker at the barrier that ends ``phase``; returns whether the barrier is open already.
 
         Raises InvalidRequest for a phase that has not begun.
         """
@@ -158,16 +162,16 @@ class Barrier:
         return phase < self.phase
 
     def forget(self, rank: int) -> None:
-        """The worker has left or was lost."""
+        """Remove a worker that has left or was lost."""
         self._arrived.discard(rank)
 
     def state(self, phase: int, awaited: Set[int]) -> BarrierState:
-        """Whether the barrier that ends ``phase`` is open, and which of the ``awaited`` ranks are missing if not."""
+        """Whether the barrier that ends ``phase`` is open; if not, which ``awaited`` ranks are missing."""
         released = phase < self.phase
         return BarrierState(released, () if released else self._missing(awaited))
 
     def open(self, awaited: Set[int]) -> Iterator[str]:
-        """Open the barrier if a worker is there and no ``awaited`` one is missing; yields the reason."""
+        """Open the barrier if a worker has arrived and no ``awaited`` one is missing; yields the reason."""
         if not self._arrived or self._missing(awaited):
             return
         yield f"barrier of phase {self.phase} opens for {len(self._arrived)} workers"
@@ -183,7 +187,7 @@ BEATS_PER_SECOND = 300.0
 
 
 def next_heartbeat_seconds(members: int, heartbeat_seconds: float, lease_seconds: float) -> float:
-    """Seconds between two heartbeats of one of ``members``: never less than ``heartbeat_seconds``, as is configured."""
+    """Seconds between two heartbeats of one of ``members``: at least the configured ``heartbeat_seconds``."""
     return max(heartbeat_seconds, min(members / BEATS_PER_SECOND, lease_seconds / times.BEATS_PER_LEASE))
 
 
@@ -202,7 +206,7 @@ _INTERRUPTED = "KeyboardInterrupt"
 class MembershipRecords:
     """The persisted part of MembershipState."""
 
-    #: Handed out next; no process ever got it or a higher one.
+    #: The next incarnation; no process has it or a higher one.
     next_incarnation: int
     phase: int
     #: Places that a start of the job does not wait for.
@@ -231,19 +235,19 @@ class MembershipState:
         self._members = Members(settings.clock_began)
         self._next_incarnation = settings.first_incarnation
         self._journalled = False
-        #: Between the last incarnation of the journal and the first of this process: no member has such an incarnation.
+        #: The incarnations between the journal's last and this process's first; no member has one of them.
         self._unused_incarnations = range(0)
         self._quorum = StartQuorum(settings.expected_workers, least_workers=settings.least_workers)
         self._ledger = DurabilityLedger()
         self._barrier = Barrier(phase)
-        #: Members were kept at the last look whose leases had ended, since most members are late.
+        #: Whether members with ended leases were kept at the last check, because most members were late.
         self.spares = False
 
     def restore(self, records: MembershipRecords, now: float, *, finished: bool) -> None:
-        """Take the members of ``records``; each has a whole lease from ``now``, and barriers wait for all again.
+        """Restore the members of ``records``; each gets a whole lease from ``now``, and barriers await all again.
 
-        ``finished``: the job had ended. A new run begins, which waits for all expected workers again, and for no shard
-        that is a member.
+        ``finished``: whether the job had ended. Then a new run begins, which waits for all expected workers and for
+        shards that are not members.
         """
         self._next_incarnation = max(records.next_incarnation, self._settings.first_incarnation)
         self._journalled = True
@@ -256,7 +260,7 @@ class MembershipState:
         self._quorum = StartQuorum(self._settings.expected_workers, seen, self._settings.least_workers)
 
     def persisted_state(self) -> MembershipRecords:
-        """All that ``restore`` needs."""
+        """The state for ``restore``."""
         return MembershipRecords(
             next_incarnation=self._next_incarnation,
             phase=self.phase,
@@ -291,7 +295,7 @@ class MembershipState:
 
     @property
     def fenced_calls(self) -> int:
-        """Calls of processes that are not members any more."""
+        """The number of calls from processes that are no longer members."""
         return self._members.fenced_calls
 
     def find(self, role: Role, index: int, incarnation: int) -> Member:
@@ -299,11 +303,11 @@ class MembershipState:
         return self._members.find(role, index, incarnation).member
 
     def heard(self, role: Role) -> Mapping[tuple[int, int], int]:
-        """How many heartbeats each member of ``role`` has sent, by number and incarnation."""
+        """The number of heartbeats from each member of ``role``, by number and incarnation."""
         return self._members.beats(role)
 
     def is_silent(self, ask: JoinRequest, begin: Mapping[tuple[int, int], int]) -> bool:
-        """Whether the holder of the place, or of any place of the role, has sent nothing since ``begin``."""
+        """Whether the member in the place, or any member of the role, has sent nothing since ``begin``."""
         holders = {key: beats for key, beats in self.heard(ask.role).items() if ask.index in (None, key[0])}
         return any(begin.get(key) == beats for key, beats in holders.items())
 
@@ -314,13 +318,12 @@ class MembershipState:
     def join(self, ask: JoinRequest, now: float) -> StateChange[Joined]:
         """Give ``ask`` a place and a new incarnation; a repetition gets the first answer again.
 
-        The previous holder of the place is fenced, but only by a process that proves to follow its end, or that was
-        told to take over: see ``check_vacant``. With ``add`` a shard makes the job larger; its number, and those below
-        it that are new, are spare.
-        Raises ProtocolVersionMismatch, InvalidRequest, UnknownShard for a shard number out of range, Fenced for a shard
-        with older state than is known of its place, NotReady for one that yields and for a second standby,
-        PlaceTaken for a place that another process holds, or when every rank is held,
-        DamagedData when a shard brings state that a whole journal would know of.
+        The previous member in the place is fenced only if the new process proves that it is dead, or has the order to
+        take over: see ``check_vacant``. With ``add`` a shard enlarges the job; its number, and new ones below it, are
+        spare. Raises ProtocolVersionMismatch, InvalidRequest, UnknownShard for a shard number out of range, Fenced for
+        a shard with older state than its place had, NotReady for one that yields and for a second standby, PlaceTaken
+        if another process has the place, or every rank is taken, DamagedData for a shard's state that a whole journal
+        would contain.
         """
         workers = self._settings.expected_workers or self._settings.most_workers
         check_applicant(ask, self._view.now.expected_shards, workers)
@@ -338,7 +341,7 @@ class MembershipState:
         check_vacant(ask, old.place.application if old else None, old.held(now) if old else "")
         if ask.role is Role.SHARD:
             self._ledger.take_over(ask, index)
-        # Above the incarnation of the shard's state, too: a coordinator that lost its journal may count from too low.
+        # Also above the incarnation of the shard's state: a coordinator that lost its journal may count from too low.
         incarnation = max(self._next_incarnation, ask.data_incarnation + 1)
         self._next_incarnation = incarnation + 1
         member = Member(ask.role, index, incarnation, ask.address)
@@ -382,9 +385,9 @@ class MembershipState:
     ) -> StateChange[None]:
         """Renew a lease. Raises Fenced when the place is not this incarnation's.
 
-        With ``keeps_state`` a shard reports that its state is on disk under this incarnation: no process with older
-        state takes its place from now on. ``sync``: the directory that has a copy of all of it that was acknowledged.
-        Both are ignored from other roles.
+        With ``keeps_state`` a shard reports that its state is on disk under this incarnation: from now on no process
+        with older state can replace it. ``sync``: the directory with a copy of every acknowledged push. Both are
+        ignored from other roles.
         """
         record = self._members.find(role, index, incarnation)
         self._members.heard(record, now)
@@ -396,8 +399,8 @@ class MembershipState:
     def leave(self, role: Role, index: int, incarnation: int, why: str, now: float) -> StateChange[None]:
         """End a membership; ``why`` is empty at a clean end. When the last worker ends cleanly, the job is finished.
 
-        A worker that ended cleanly is not waited for again. When the last one ends otherwise, all others are.
-        A repetition changes nothing. Raises Fenced when the place was lost before.
+        Later starts do not wait for a worker that ended cleanly. If the last worker ends otherwise, the job waits for
+        all others. A repetition changes nothing. Raises Fenced if the membership was lost before.
         """
         if self._members.fate(role, index, incarnation).startswith(_LEFT):
             return StateChange(None)
@@ -421,7 +424,7 @@ class MembershipState:
 
     @property
     def lost_servers(self) -> tuple[MemberStatus, ...]:
-        """Shards and standbys whose leases have ended and that have not come back: the last of each place."""
+        """The last lost shard or standby of each place, unless it has returned."""
         return self._members.lost_servers
 
     @property
@@ -431,15 +434,15 @@ class MembershipState:
         return next_heartbeat_seconds(len(self._members), settings.heartbeat_seconds, settings.lease_seconds)
 
     def connected(self, role: Role, index: int, incarnation: int) -> None:
-        """A process opens a watch stream; it need not be a member any more."""
+        """Note a new watch stream; its process need not be a member any more."""
         self._members.connected(role, index, incarnation)
 
     def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
-        """A watch stream of a process has ended; it need not be a member any more."""
+        """Note the end of a watch stream; its process need not be a member any more."""
         self._members.disconnected(role, index, incarnation, now)
 
     def expire(self, now: float) -> StateChange[tuple[Member, ...]]:
-        """Remove the members whose leases have ended by ``now``. When no worker is left, all are waited for again.
+        """Remove the members whose leases have ended by ``now``. If no worker is left, the job waits for all again.
 
         While half of at least MANY members are late, the coordinator or the network is: leases last up to twice as
         long. A member counts as late after a quarter of its lease, and half a heartbeat too late.
@@ -465,17 +468,17 @@ class MembershipState:
         return StateChange(members, "; ".join([*reasons, *self._open_barrier()]), loss=True)
 
     def next_expiry(self) -> float | None:
-        """When the first lease ends if no heartbeat comes; None without members."""
+        """When the first lease ends if no heartbeat arrives; None without members."""
         return self._members.next_expiry()
 
     def extend_leases(self, seconds: float) -> None:
-        """Give every member ``seconds`` more: for a time in which no heartbeat could have arrived."""
+        """Extend every lease by ``seconds``, a time in which no heartbeat could arrive."""
         self._members.extend(seconds)
 
     def arrive(self, rank: int, incarnation: int, phase: int) -> StateChange[BarrierState]:
-        """A worker reaches the barrier that ends ``phase``, for the first time or again.
+        """Record that a worker reaches the barrier that ends ``phase``, for the first time or again.
 
-        It opens when every live worker is there, and all expected ones have been there once. Raises Fenced, or
+        The barrier opens when every live worker has arrived, and all expected ones have joined once. Raises Fenced, or
         InvalidRequest for a phase that has not begun.
         """
         if self._barrier.arrive(self.find(Role.WORKER, rank, incarnation), phase):
@@ -488,7 +491,7 @@ class MembershipState:
         return not self._view.now.started and self._quorum.complete(used, self._members)
 
     def _check_journalled(self, ask: JoinRequest) -> None:
-        """Raises DamagedData for state of an incarnation that this coordinator's journal should have handed out."""
+        """Raises DamagedData for state of an incarnation that this coordinator's journal should contain."""
         handed_out = self._next_incarnation > ask.data_incarnation not in self._unused_incarnations
         if self._journalled and not handed_out:
             raise DamagedData(
@@ -500,7 +503,9 @@ class MembershipState:
             )
 
     def _lost_all(self) -> Iterator[str]:
-        """The last live worker was lost: a job of a fixed number of workers begins again with all that are not done."""
+        """Handle the loss of the last live worker: a job with a fixed number of workers starts again with all that are
+        not done.
+        """
         view = self._view.now
         if view.started and self._quorum.begin_again(view.expected_shards):
             self._change(started=False)
@@ -509,7 +514,9 @@ class MembershipState:
             self._change()
 
     def _end(self, record: MemberRecord, how: str, now: float) -> str:
-        """Returns how it ended: ``how``, unless the job was scaled down and does not need this worker any more."""
+        """Remove a member. Returns how it ended: ``how``, unless the job was scaled down and no longer needs this
+        worker.
+        """
         worker, rank = record.member.role is Role.WORKER, record.member.index
         if worker and how == _LEFT:
             self._scaling.left(rank)
@@ -524,7 +531,7 @@ class MembershipState:
             self._barrier.forget(record.member.index)
 
     def _awaited(self) -> set[int]:
-        """The ranks that a barrier waits for."""
+        """The ranks that a barrier awaits."""
         return self._members.ranks | self.expected
 
     def _open_barrier(self) -> Iterable[str]:
@@ -532,5 +539,5 @@ class MembershipState:
         return self._barrier.open(self._awaited()) if self._view.now.started else ()
 
     def _change(self, **changes: Any) -> None:
-        """One new revision of the view with the present members and ``changes``."""
+        """Make a new revision of the view with the current members and ``changes``."""
         self._view.change(members=self._members.members, wanted_workers=self._scaling.workers, **changes)

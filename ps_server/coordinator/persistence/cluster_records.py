@@ -1,4 +1,4 @@
-"""The persisted state of a coordinator, and its form as rows of a journal."""
+"""The persisted state of a coordinator, and its encoding as rows of a journal."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _PARTITIONS = (Balanced, FixedShards, MinSize, MaxSize)
 class ClusterRecords:
     """The persisted state of a coordinator, made by ``ClusterState.persisted_state`` for ``ClusterState.restore``.
 
-    Not persisted: when members were last heard of and their statistics (the next heartbeat brings them), and
-    arrivals at a barrier (workers repeat them).
+    Not persisted: the times of heartbeats and the members' statistics (the next heartbeat brings them), and arrivals at
+    a barrier (workers repeat them).
     """
 
     identity: JobIdentity
@@ -48,17 +48,17 @@ class ClusterRecords:
     #: From DataLeases.persisted_state: numbers, texts, lists and dicts.
     data: Mapping[str, Any] = field(default_factory=dict)
     exchanges: ExchangeRecords = field(default_factory=ExchangeRecords)
-    #: The number of shards: those the job began with, and those added.
+    #: The number of shards: the initial and the added ones.
     shards: int = 1
-    #: Those of them that hold no slices.
+    #: The shards without slices.
     spare: frozenset[int] = frozenset()
-    #: The move of slices that was under way. It is not continued; a new view informs the shards.
+    #: The move of slices that was in progress. It does not continue; a new view informs the shards.
     moving: str = ""
     #: Models that were released, with the last epoch of their shard maps.
     released_models: Mapping[str, int] = field(default_factory=dict)
-    #: Who uses which model.
+    #: The workers that use each model.
     uses: Uses = field(default_factory=dict)
-    #: Of a finished job: everything that is written at its end is on disk.
+    #: Whether the last data of a finished job is on disk.
     released: bool = False
     #: The size that was requested for the job.
     wanted: WantedSize = field(default_factory=WantedSize)
@@ -268,5 +268,5 @@ def _status_to(status: MemberStatus) -> dict[str, Any]:
 def _status_from(plain: dict[str, Any]) -> MemberStatus:
     member, stats = plain["member"], plain["stats"]
     member = Member(**member | {"role": Role(member["role"])})
-    # What a former member held is not kept.
+    # What a former member held is not persisted.
     return MemberStatus(**plain | {"member": member, "stats": MemberStats(**stats | {"log": None, "tables": ()})})

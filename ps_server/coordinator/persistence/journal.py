@@ -45,13 +45,13 @@ COMMIT;
 class Journal:
     """The rows of one coordinator. The driver uses it, in the thread that opened it; one process has it open at a time.
 
-    A write is whole or not at all, and survives ``kill -9`` and loss of power: write-ahead log, synchronous=FULL.
-    Rows that are replaced take no new room. SQLite drops the end of a damaged write-ahead log without an error; so a
-    journal counts its commits, and the witness beside it and the marks that members have show that some are missing.
+    A write is atomic, and survives ``kill -9`` and loss of power: write-ahead log, synchronous=FULL. Replacing rows
+    takes no more space. SQLite drops the end of a damaged write-ahead log without an error; so a journal counts its
+    commits; the witness beside it and the marks of members reveal missing ones.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection, rows: Mapping[str, bytes], loss: bool) -> None:
-        """Use ``Journal.open``. ``loss``: missing commits are accepted."""
+        """Use ``Journal.open`` instead. ``loss``: whether to accept missing commits."""
         self.path = path
         self._connection = connection
         self._witness = Witness(path.with_name(WITNESS_NAME))
@@ -64,8 +64,8 @@ class Journal:
     def open(cls, folder: Path, *, accept_older: bool = False) -> Journal:
         """The journal in ``folder``; both are created if missing.
 
-        ``accept_older``: go on although commits are missing. Raises ConfigError when the folder cannot be written to,
-        another process has the journal open, or it has another format; DamagedData when the files are not a whole
+        ``accept_older``: continue although commits are missing. Raises ConfigError when the folder cannot be written
+        to, another process has the journal open, or it has another format; DamagedData when the files are not a whole
         journal, or one that ends before its last commit. None of these changes the files.
         """
         path = folder / FILE_NAME
@@ -73,7 +73,7 @@ class Journal:
             noted = None if accept_older else Witness(folder / WITNESS_NAME).read()
             make_private_folder(folder)
             _check_there(path, noted)
-            # The other files of SQLite get the mode of this one.
+            # SQLite's other files get the mode of this one.
             make_private_file(path)
             connection = sqlite3.connect(path, timeout=0, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
@@ -121,7 +121,7 @@ class Journal:
     def write(self, rows: Mapping[str, bytes | None]) -> None:
         """Replace these rows, remove those that are None, and return when that is on disk.
 
-        Raises Unavailable, with nothing changed, when it cannot be written; that may be tried again.
+        Raises Unavailable, without any change, if they cannot be written; the call may be retried.
         """
         lineage = self._lineage if self._begun else self._lineage.begin(accepts_loss=self._accepts_loss)
         digests = {key: digest_of(key, value) for key, value in rows.items() if value is not None}
@@ -159,7 +159,7 @@ class Journal:
     def check_mark(self, mark: bytes) -> None:
         """Raises DamagedData when ``mark``, which a member received, proves that commits are missing here.
 
-        A mark of another journal, or that no coordinator made, proves nothing.
+        A mark of another journal, or with a wrong signature, proves nothing.
         """
         known = self._lineage.read_mark(mark) if mark else None
         if known is not None and self._lineage.lacks(known) and not self._accepts_loss:

@@ -1,4 +1,4 @@
-"""Decides whether a journal lacks commits: its history of starts and commits, and what proves a commit beside it.
+"""Decides whether a journal lacks commits, from its history of starts and commits and from external proofs.
 
 These proofs are the marks that members have, and the witness: a small file with the last commit.
 """
@@ -46,7 +46,7 @@ class JournalStart:
 
     name: bytes
     first_commit: int
-    #: It continues although earlier commits may be missing (``--accept-older-journal``).
+    #: Whether it continues although earlier commits may be missing (``--accept-older-journal``).
     accepts_loss: bool = False
 
 
@@ -54,8 +54,8 @@ class JournalStart:
 class Lineage:
     """The history of a journal, written with each commit as one of its rows.
 
-    Commit numbers alone would not show a loss once new commits have taken the numbers of those that were lost. So each
-    start has a random name, and a commit belongs to the history if its start does and it precedes the next start.
+    Commit numbers alone would not reveal a loss once new commits have reused the lost numbers. So each start has a
+    random name, and a commit belongs to the history if its start does and it precedes the next start.
     """
 
     #: Random name of the journal.
@@ -78,16 +78,18 @@ class Lineage:
         return Commit(self.starts[-1].name if self.starts else bytes(8), self.commit)
 
     def begin(self, *, accepts_loss: bool) -> Lineage:
-        """A coordinator starts on this journal; the next commit is its first."""
+        """Record a start of a coordinator; the next commit is its first."""
         start = JournalStart(secrets.token_bytes(8), self.commit + 1, accepts_loss)
         return replace(self, starts=(*self.starts, start)[-_STARTS_KEPT:])
 
     def next(self, digest: int) -> Lineage:
-        """After one more commit, with which the other rows have ``digest``."""
+        """The lineage after one more commit. ``digest``: of the other rows after it."""
         return replace(self, commit=self.commit + 1, digest=digest % (1 << 64))
 
     def lacks(self, known: Commit) -> bool:
-        """Whether ``known``, which this journal had once, is not in its history, and no start has accepted that."""
+        """Whether ``known``, once a commit of this journal, is missing from its history and no start has accepted the
+        loss.
+        """
         for number, start in enumerate(self.starts):
             if start.name == known.start:
                 following = self.starts[number + 1] if number + 1 < len(self.starts) else None
@@ -127,7 +129,7 @@ class Lineage:
 
     @classmethod
     def decode(cls, row: bytes) -> Lineage:
-        """Raises ValueError, LookupError or TypeError for a row that is not from ``encode``."""
+        """Decode a row. Raises ValueError, LookupError or TypeError for one that ``encode`` did not make."""
         plain = json.loads(row)
         starts = tuple(JournalStart(bytes.fromhex(name), first, loss) for name, first, loss in plain["starts"])
         return cls(
@@ -157,7 +159,7 @@ class WitnessRecord:
 class Witness:
     """The file with the last commit. The journal writes it after each commit, without waiting for the disk.
 
-    After a loss of power it may be behind the journal, but never ahead: the commit that it names was on disk.
+    After a power loss it may be behind the journal, but never ahead: the commit that it names was on disk.
     """
 
     def __init__(self, path: Path) -> None:

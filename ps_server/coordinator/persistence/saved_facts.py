@@ -1,4 +1,4 @@
-"""What a new job takes from a checkpoint: phase, data positions, seed, and the placement of its models."""
+"""Reads what a new job takes from a checkpoint: phase, data positions, seed, and the placement of its models."""
 
 from __future__ import annotations
 

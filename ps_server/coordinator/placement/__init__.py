@@ -1,1 +1,1 @@
-"""Which shards hold what: first placement, limits, plans of moves. ``PlacementState`` owns the shard maps."""
+"""Placement of models on shards: initial placement, limits, plans of moves. ``PlacementState`` owns the shard maps."""

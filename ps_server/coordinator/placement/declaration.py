@@ -18,12 +18,12 @@ from ps_server.model_differences import in_structure, raise_differences
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """Everything needed to place or compare a declared model: values only, for use in any thread."""
+    """The values needed to place or compare a declared model, usable in any thread."""
 
     spec: ModelSpec
-    #: The worker that declares it, in words.
+    #: The worker that declares it, as text.
     who: str
-    #: The map of a model of this name.
+    #: The shard map of an existing model of this name.
     known: ShardMap | None
     #: The shards for a new model, and the missing ones among them.
     shards: tuple[int, ...]
@@ -32,14 +32,14 @@ class PlacementPlan:
     placed: tuple[ShardMap, ...]
     rule: PartitionRule
     limits: JobLimits
-    #: How a new one is placed whose values come from a checkpoint.
+    #: Places a new model whose values come from a checkpoint.
     as_saved: Callable[[ShardMap], ShardMap] | None
-    #: The last epoch of a model of this name that was released; 0: none was.
+    #: The last epoch of a released model of this name; 0: none.
     released: int = 0
 
     def make(self) -> ShardMap:
-        """The map. Raises ModelMismatch for another model than the known one, what ``check_limits`` and ``check_model``
-        raise, and NotReady while shards are missing.
+        """Make the shard map. Raises ModelMismatch if the model differs from the known one, the errors of
+        ``check_limits`` and ``check_model``, and NotReady while shards are missing.
         """
         check_shapes(self.spec, self.limits)
         if self.known is not None:
@@ -50,7 +50,7 @@ class PlacementPlan:
         check_present(self.spec, self.shards, self.missing)
         shard_map = first_map(self.spec, self.shards, self.rule)
         if self.released:
-            # Another model than the one of this name in a checkpoint.
+            # The checkpoint has a different model of this name.
             return replace(shard_map, epoch=self.released + 1)
         return self.as_saved(shard_map) if self.as_saved else shard_map
 
@@ -66,7 +66,9 @@ def check_present(spec: ModelSpec, shards: Sequence[int], missing: Sequence[int]
 
 
 def check_model(spec: ModelSpec) -> None:
-    """Raises what ``validate`` and ``require_in_range`` do, InvalidRequest for a model that no shard could hold."""
+    """Raises the errors of ``validate`` and ``require_in_range``, and InvalidRequest for a model that cannot be
+    placed.
+    """
     if not spec.name:
         raise InvalidRequest("a model needs a name")
     if not spec.tables and not any(v.kind is Kind.PARAMETER for v in spec.variables):

@@ -27,9 +27,9 @@ _FLAG = "--max-model-bytes of ps-coordinator (PS_COORDINATOR_MAX_MODEL_BYTES)"
 
 
 def check_limits(spec: ModelSpec, slices: int, placed: Collection[ShardMap], limits: JobLimits) -> None:
-    """Raises OverLimit for a model that with those ``placed`` is above a limit, or has names or shapes above one.
+    """Raises OverLimit if the model, together with those ``placed``, or its names or shapes exceed a limit.
 
-    ``slices``: how many this model is cut into at most. Costs time by the number of variables, not by their size.
+    ``slices``: the most slices of this model. The time depends on the number of variables, not on their size.
     """
     check_shapes(spec, limits)
     others = [each.spec for each in placed]
@@ -91,7 +91,7 @@ def check_length(what: str, text: str, most: int = MAX_NAME_BYTES, remedy: str =
 
 
 def nbytes_of(spec: ModelSpec) -> int:
-    """Bytes of the values of its variables."""
+    """The bytes of the variables' values."""
     return sum(v.nbytes for v in spec.variables)
 
 
@@ -108,7 +108,7 @@ def _check_shape(v: Variable, most: int) -> None:
         raise InvalidRequest("a shape is negative", variable=v.name, actual=str(v.shape))
     nbytes = v.dtype.itemsize
     for size in v.shape:
-        # An empty variable counts as if that size were one: its rows are placed as well.
+        # An empty dimension counts as one: the rows of an empty variable are placed as well.
         nbytes *= max(1, size)
         if nbytes > most:
             raise OverLimit.of(

@@ -1,4 +1,4 @@
-"""Decides which slices and buckets move to which shard, in which steps: few moves, the same for the same input."""
+"""Decides which slices and buckets move to which shard, in which steps. It plans few moves, and is deterministic."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class RelievedPiece:
 
 
 def pieces_to_move(maps: Mapping[str, ShardMap], shard: int, part: float) -> tuple[RelievedPiece, ...]:
-    """About ``part`` of what ``shard`` holds: of each table so many of its buckets, and slices of so many bytes.
+    """About ``part`` of the contents of ``shard``: that part of each table's buckets, and slices of as many bytes.
 
-    Slices are whole, the largest that fit first: nothing of a model whose slices are all larger.
+    Slices are whole, the largest that fit first; none of a model whose slices are all larger.
     """
     found: list[RelievedPiece] = []
     for name in sorted(maps):
@@ -69,39 +69,39 @@ _UNKNOWN: BucketBytes = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
-    """What a caller wants moved; all of it empty: balance."""
+    """A caller's request to move slices and buckets; empty: balance."""
 
-    #: Shards that hold slices and buckets from then on.
+    #: Shards that have slices and buckets afterwards.
     to: tuple[int, ...] = ()
-    #: Shards that hold none from then on.
+    #: Shards that are empty afterwards.
     drain: tuple[int, ...] = ()
     #: With ``variable``, the name of a variable or a table: only that one moves, to the one shard in ``to``.
     model: str = ""
     variable: str = ""
-    #: Set: about ``part`` of what this shard holds moves to the one shard in ``to``, and nothing else.
+    #: If set, about ``part`` of this shard's contents moves to the one shard in ``to``, and nothing else.
     relieve: int | None = None
     part: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class MoveTarget:
-    """A request that can be fulfilled."""
+    """A valid request, resolved for the current job."""
 
-    #: The shards that hold something then, in order.
+    #: The shards that are not empty afterwards, in order.
     shards: tuple[int, ...]
-    #: Even out what is uneven; else only what has to leave its shard moves.
+    #: Whether to balance; else only slices that have to leave their shard move.
     balance: bool
-    #: Set: only this variable or table of this model moves, to ``to``.
+    #: If set, only this variable or table of this model moves, to ``to``.
     model: str = ""
     variable: str = ""
     to: int = 0
-    #: Only these move, to ``to``; None: the fields above decide.
+    #: If set, only these move, to ``to``; None: the fields above decide.
     pieces: tuple[RelievedPiece, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One slice or bucket that goes to another shard. ``nbytes`` of a bucket are an estimate."""
+    """One slice or bucket that moves to another shard. ``nbytes`` of a bucket are an estimate."""
 
     model: str
     piece: Slice | BucketPlace
@@ -111,7 +111,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MoveBatch:
-    """What moves together, as the next shard map of each model that has some of it."""
+    """Moves that are made together, as the next shard map of each affected model."""
 
     maps: tuple[ShardMap, ...]
     receivers: frozenset[int]
@@ -119,10 +119,10 @@ class MoveBatch:
 
 
 def target_of(request: MoveRequest, view: ClusterView, maps: Mapping[str, ShardMap]) -> MoveTarget:
-    """What ``request`` means for the job as it is.
+    """Resolve ``request`` for the current job.
 
-    Raises UnknownShard, NotReady for a shard that is away, UnknownModel, and InvalidRequest for a variable or table
-    that is not there, or when no shard would be left.
+    Raises UnknownShard, NotReady for a missing shard, UnknownModel, and InvalidRequest for an unknown variable or
+    table, or if no shard would be left.
     """
     for number in (*request.to, *request.drain):
         if number >= view.expected_shards:
@@ -175,10 +175,11 @@ def _target_of_variable(request: MoveRequest, shards: tuple[int, ...], maps: Map
 def plan(maps: Mapping[str, ShardMap], target: MoveTarget, bucket_bytes: BucketBytes = _UNKNOWN) -> list[Move]:
     """The moves that lead to ``target``, in order; empty once it is reached.
 
-    What must leave its shard goes to the one that holds least of its model, largest first. Balancing takes slices
-    from shards above the mean for the one that holds least, until all are within 5 % of the mean or no single slice
-    would help. So a drain moves the bytes of the drained shards, and a new shard gets its share and no more. Buckets of
-    tables are spread by count, table by table, independently; their bytes matter for the size of batches only.
+    Slices that must leave their shard go to the shard with the least of their model, largest first. Balancing moves
+    slices from shards above the mean to the one with the least, until all are within 5 % of the mean or no single slice
+    would help. A drain therefore moves only the bytes of the drained shards, and a new shard gets just its share.
+    Buckets of tables are spread by count, table by table, independently; their bytes matter for the size of batches
+    only.
     """
     if target.pieces is not None:
         return list(_relief_moves(maps, target.pieces, target.to, bucket_bytes))
@@ -206,7 +207,7 @@ def plan(maps: Mapping[str, ShardMap], target: MoveTarget, bucket_bytes: BucketB
 def _relief_moves(
     maps: Mapping[str, ShardMap], pieces: Collection[RelievedPiece], to: int, bucket_bytes: BucketBytes
 ) -> Iterator[Move]:
-    """Of ``pieces``, those that are still where they were."""
+    """Moves for the ``pieces`` that are still on their shard."""
     for each in pieces:
         shard_map, piece = maps.get(each.model), each.piece
         if shard_map is None:
@@ -219,7 +220,7 @@ def _relief_moves(
 
 
 def _pieces(shard_map: ShardMap, name: str) -> list[Slice | BucketPlace]:
-    """All of the variable or table of this name, in order; no two of a model have the same."""
+    """All pieces of the variable or table of this name, in order; names are unique in a model."""
     spec = shard_map.spec
     slices = [piece for piece in shard_map.slices if spec.variables[piece.variable].name == name]
     buckets = [
@@ -248,7 +249,7 @@ class _Planner:
         self._held: defaultdict[int, list[Slice]] = defaultdict(list)
         for piece in shard_map.slices:
             self._held[piece.shard].append(piece)
-        #: Slices that move, as they are placed now, and their new shards.
+        #: Moving slices, as placed now, and their new shards.
         self._to: dict[Slice, int] = {}
 
     def moves(self, balance: bool) -> list[Move]:
@@ -268,9 +269,9 @@ class _Planner:
         return min(self._shards, key=lambda number: (self._loads[number], self._everything[number], number))
 
     def _evening(self) -> tuple[Slice, int, int] | None:
-        """The next slice that makes loads more even, from where, to where; None when they are even enough.
+        """The next slice that balances loads, its source and its target; None if loads are balanced.
 
-        Each takes less than the difference from the larger, so the sum of squares falls and this ends.
+        Each move takes less than the difference from the larger shard, so the sum of squares falls and this terminates.
         """
         loads, count = self._loads, len(self._shards)
         total, least = sum(loads[number] for number in self._shards), self._least()
@@ -285,8 +286,8 @@ class _Planner:
             sizes = [(_nbytes(self._map, piece), piece) for piece in self._held[giver]]
             fitting = [(size, piece) for size, piece in sizes if 0 < size < loads[giver] - loads[least]]
             if fitting:
-                # The largest that moves no shard across the mean, else the smallest; the last in memory among equals,
-                # so that what stays keeps its place.
+                # The largest that takes no shard across the mean, else the smallest; among equals the last in memory,
+                # so that the remaining slices stay in place.
                 within = [each for each in fitting if each[0] <= room]
                 size = max(each[0] for each in within) if within else min(each[0] for each in fitting)
                 return next(piece for each, piece in reversed(fitting) if each == size), giver, least
@@ -303,7 +304,9 @@ class _Planner:
 
 
 def batches(maps: Mapping[str, ShardMap], moves: Collection[Move], batch_bytes: int) -> Iterator[MoveBatch]:
-    """``moves`` in order, as many at a time as ``batch_bytes`` hold, at least one; each builds on those before it."""
+    """``moves`` in order, as many at a time as fit in ``batch_bytes``, at least one; each batch builds on those before
+    it.
+    """
     current = dict(maps)
     waiting: list[Move] = []
     for move in moves:
@@ -329,7 +332,7 @@ def _batch(current: dict[str, ShardMap], moves: Sequence[Move]) -> MoveBatch:
 
 def _moved(shard_map: ShardMap, moves: Sequence[Move]) -> ShardMap:
     to = {move.piece: move.to for move in moves}
-    # Behind those that its next shard has: what stays keeps its place in memory, where nothing before it leaves.
+    # Placed behind the slices of its next shard, which keep their place in memory unless one before them leaves.
     staying = [piece for piece in shard_map.slices if piece not in to]
     moving = [replace(piece, shard=to[piece]) for piece in shard_map.slices if piece in to]
     slices = sorted([*staying, *moving], key=lambda piece: piece.shard)

@@ -1,4 +1,4 @@
-"""Decides which shards hold each model: at first, after each move, and when none does any more."""
+"""Decides the placement of each model: initially, after each move, and at its release."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ Uses = Mapping[str, Mapping[int, int]]
 
 
 class ModelUses:
-    """Part of PlacementState. Workers that are not members any more count for nothing, and are forgotten in time."""
+    """Part of PlacementState: the workers that use each model. Workers that are no longer members do not count, and are
+    removed in time.
+    """
 
     def __init__(self) -> None:
         self._uses: dict[str, Mapping[int, int]] = {}
 
     @property
     def records(self) -> Uses:
-        """All that ``restore`` needs."""
+        """The state for ``restore``."""
         return dict(self._uses)
 
     def restore(self, uses: Uses) -> None:
-        """Take the uses of a journal."""
+        """Restore the uses from a journal."""
         self._uses = dict(uses)
 
     def begin(self, model: str, worker: Member, live: Mapping[int, Member]) -> None:
-        """``worker`` uses ``model`` from now on."""
+        """Note that ``worker`` begins to use ``model``."""
         known = self._uses.get(model, {})
         if known.get(worker.index) != worker.incarnation:
             self._uses[model] = {**_alive(known, live), worker.index: worker.incarnation}
@@ -47,7 +49,7 @@ class ModelUses:
         return True
 
     def forget(self, model: str) -> None:
-        """The model is gone."""
+        """Remove the model."""
         self._uses.pop(model, None)
 
     def ranks(self, model: str, live: Mapping[int, Member]) -> list[int]:
@@ -84,7 +86,7 @@ class PlacementState:
         return {name: shard_map.epoch for name, shard_map in self._maps.items()}
 
     def restore(self, maps: Mapping[str, ShardMap]) -> None:
-        """Take the models of a journal."""
+        """Restore the models from a journal."""
         self._maps.update(maps)
 
     def shard_map(self, model: str) -> ShardMap:
@@ -99,9 +101,9 @@ class PlacementState:
     def plan(
         self, worker: Member, spec: ModelSpec, as_saved: Callable[[ShardMap], ShardMap] | None = None
     ) -> PlacementPlan:
-        """The first half of a declaration by ``worker``: ``make`` of the result may run in any thread.
+        """The first half of a declaration by ``worker``. The result's ``make`` may run in any thread.
 
-        ``as_saved``: how a new model is placed whose values come from a checkpoint.
+        ``as_saved``: places a new model whose values come from a checkpoint.
         """
         return PlacementPlan(
             spec=spec,
@@ -117,9 +119,9 @@ class PlacementState:
         )
 
     def adopt(self, worker: Member, plan: PlacementPlan, made: ShardMap) -> StateChange[ShardMap]:
-        """The second half of a declaration: the map ``made`` by ``plan`` holds, unless the model was placed meanwhile.
+        """The second half of a declaration: use the map ``made`` by ``plan``, unless the model was placed meanwhile.
 
-        ``worker`` uses it from now on. Raises NotReady while shards are missing, or when the cluster's shards have
+        ``worker`` then uses the model. Raises NotReady while shards are missing, or if the cluster's shards have
         changed or the model was released meanwhile.
         """
         spec, live = plan.spec, self._view.now.live(Role.WORKER)
@@ -142,16 +144,16 @@ class PlacementState:
         return StateChange(made, f"{worker} declared model '{spec.name}': {size} on {len(plan.shards)} shards")
 
     def close(self, worker: Member, model: str, epoch: int) -> StateChange[None]:
-        """``worker`` does not use ``model`` any more, that of this ``epoch`` or a later one."""
+        """Note that ``worker`` no longer uses ``model``, of this ``epoch`` or a later one."""
         if self._view.now.was_released(model, epoch) or not self.uses.end(model, worker.index, worker.incarnation):
             return StateChange(None)
         return StateChange(None, f"{worker} has closed model '{model}'")
 
     def release(self, model: str, epoch: int = 0) -> StateChange[int]:
-        """Drop ``model``: no shard holds it any more, and its name is free. Returns the bytes of its variables.
+        """Remove ``model`` from all shards; its name becomes free. Returns the bytes of its variables.
 
-        ``epoch``: of a shard map of it; 0: the present one. Without effect when that model was released before. Raises
-        NotReady while workers use it or slices move, ModelReleased, UnknownModel.
+        ``epoch``: of its shard map; 0: the current one. No effect if that model is already released. Raises NotReady
+        while workers use it or slices move, ModelReleased, UnknownModel.
         """
         view = self._view.now
         if epoch and view.was_released(model, epoch):
@@ -169,16 +171,16 @@ class PlacementState:
             raise NotReady("slices are being moved", actual=f"move {view.moving}", remedy="wait until that has ended")
         del self._maps[model]
         self.uses.forget(model)
-        # The newest last.
+        # Newest last.
         known = {name: last for name, last in view.released_models.items() if name != model} | {model: held.epoch}
         self._view.change(models=self.epochs, released_models=dict(list(known.items())[-RELEASED_MODELS:]))
         size = nbytes_of(held.spec)
         return StateChange(size, f"model '{model}' is released: {size} bytes and {len(held.spec.tables)} tables")
 
     def begin_move(self, move: str) -> StateChange[int]:
-        """A move of this name is under way, from the revision returned until it is committed or aborted.
+        """Begin a move of this name; it lasts from the returned revision until it is committed or aborted.
 
-        Raises NotReady while another one is.
+        Raises NotReady during another move.
         """
         if other := self._view.now.moving:
             raise NotReady("slices are being moved already", actual=f"move {other}", remedy="wait until that has ended")
@@ -186,11 +188,12 @@ class PlacementState:
         return StateChange(self._view.now.revision, f"move {move} begins")
 
     def commit_move(self, move: str, maps: Sequence[ShardMap], prepared: Mapping[int, int]) -> StateChange[None]:
-        """Replace the shard maps of these models, each by its next epoch; shards that receive something are not spare.
+        """Replace the shard maps of these models, each by its next epoch. Shards that receive slices are no longer
+        spare.
 
-        ``prepared``: the incarnation of each shard that has everything it needs for that on disk. Raises Unavailable
-        when the move was given up, or when one of these, or a shard that holds something before or after, was lost;
-        UnknownModel, InvalidRequest for other maps than the next.
+        ``prepared``: the incarnations of the shards that have all slices of the next maps on disk. Raises Unavailable
+        if the move was aborted, or if one of them, or a shard with slices before or after, was lost; UnknownModel;
+        InvalidRequest for maps other than the next.
         """
         view = self._view.now
         if view.moving != move:
@@ -221,7 +224,7 @@ class PlacementState:
         return StateChange(None, f"move {move} is made: {moved}")
 
     def abort_move(self, move: str) -> StateChange[None]:
-        """End the move without a new shard map; without effect once the move is decided."""
+        """End the move without a new shard map. No effect once the move is decided."""
         if self._view.now.moving != move:
             return StateChange(None)
         self._view.change(moving="")
@@ -230,7 +233,7 @@ class PlacementState:
     def spare(self, used: Collection[int]) -> frozenset[int]:
         """The shards of the job other than ``used``.
 
-        Raises InvalidRequest for numbers that the job does not have, NotReady when a spare one holds anything.
+        Raises InvalidRequest for numbers that the job does not have, NotReady if a spare one is not empty.
         """
         shards = self._view.now.expected_shards
         every = frozenset(range(shards))
@@ -248,7 +251,7 @@ class PlacementState:
 
     @property
     def _holders(self) -> frozenset[int]:
-        """The shards that hold anything of any model."""
+        """The shards that have any part of any model."""
         return frozenset().union(*(shard_map.holders for shard_map in self._maps.values()))
 
     @staticmethod

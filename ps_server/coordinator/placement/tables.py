@@ -1,4 +1,4 @@
-"""The shard of each bucket of a table: evenly distributed, with few moves, deterministic."""
+"""Assigns the buckets of tables to shards: evenly, with few moves, deterministically."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class BucketPlace:
 def shares(
     tables: Sequence[TableSpec], shards: Sequence[int], owners: Sequence[Sequence[int]] = ()
 ) -> list[dict[int, int]]:
-    """For each table, how many of its buckets each of ``shards`` is to hold.
+    """For each table, the number of buckets that each of ``shards`` should have.
 
-    By count and not by bytes: ids are spread over buckets by a hash, so all are about as large and as busy. The counts
-    of one table differ by one at most, and so do the sums over all tables. ``owners``: the shard of each bucket of each
-    table now; who has one more than others keeps it where that is as even. Once it is so, the same comes out again.
+    It balances counts, not bytes: a hash distributes ids over buckets, so all buckets have about the same size and
+    load. The counts of one table differ by one at most, and so do the sums over all tables. ``owners``: the current
+    shard of each bucket of each table; a shard with one bucket more keeps it if the result is as even. The result is
+    stable.
     """
     extras: Counter[int] = Counter()
     wanted = []
@@ -39,9 +40,10 @@ def shares(
 
 
 def place_tables(tables: Sequence[TableSpec], shards: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """For each table, the shard of each bucket at first, as in ShardMap.
+    """For each table, the initial shard of each bucket, as in ShardMap.
 
-    Each shard gets one run of buckets, in order: so another number of shards reads a checkpoint in few long pieces.
+    Each shard gets one run of buckets, in order, so that a different number of shards reads a checkpoint in few long
+    pieces.
     """
     return tuple(
         tuple(shard for shard, count in share.items() for _ in range(count)) for share in shares(tables, shards)
@@ -49,9 +51,10 @@ def place_tables(tables: Sequence[TableSpec], shards: Sequence[int]) -> tuple[tu
 
 
 def bucket_moves(shard_map: ShardMap, shards: Sequence[int], balance: bool) -> Iterator[tuple[BucketPlace, int]]:
-    """Which buckets have to move, and to which of ``shards``: those on other shards, with ``balance`` any surplus, too.
+    """The buckets that have to move, and their targets among ``shards``: those on other shards, and with ``balance``
+    any surplus.
 
-    Each goes to the shard that lacks most of its share of that table. Nothing more, once all of it has moved.
+    Each bucket goes to the shard that lacks most of its share of that table. Empty once all have moved.
     """
     wanted = shares(shard_map.spec.tables, shards, shard_map.tables)
     for table, share in enumerate(wanted):

@@ -1,4 +1,4 @@
-"""The first placement of a model: rows balanced by bytes, in few slices, and tables by buckets."""
+"""The initial placement of a model: rows balanced by bytes, in few slices, and tables by buckets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PartitionRule = Balanced | FixedShards | MinSize | MaxSize
 
 
 def first_map(spec: ModelSpec, shards: Sequence[int], rule: PartitionRule) -> ShardMap:
-    """The first shard map of ``spec``, over the shards with these ascending numbers."""
+    """The initial shard map of ``spec``, over the shards with these ascending numbers."""
     slices = (replace(piece, shard=shards[piece.shard]) for piece in place(spec, len(shards), rule))
     return ShardMap(1, spec, shards[-1] + 1, tuple(slices), tables=place_tables(spec.tables, shards))
 
@@ -58,7 +58,7 @@ def first_map(spec: ModelSpec, shards: Sequence[int], rule: PartitionRule) -> Sh
 def as_before(shard_map: ShardMap, known: ShardMap) -> ShardMap | None:
     """``shard_map`` with the placement of ``known``; None when variables or the number of shards differ.
 
-    Shards may have other numbers; they correspond in ascending order. Tables are the same ones, in any order.
+    Shards may have different numbers; they correspond in ascending order. Tables are the same, in any order.
     """
     then, now = known.holders, shard_map.holders
     if len(then) != len(now) or known.spec.variables != shard_map.spec.variables:
@@ -91,12 +91,14 @@ def most_slices(spec: ModelSpec, shards: int, rule: PartitionRule) -> int:
     total = sum(v.nbytes for v in spec.variables)
     # Each variable one; the cuts that fill a shard, or part rows above the slack; those at the size of slices.
     cuts = shards * (1 + 100 // (LIMIT_PERCENT - 100))
-    # Those are smaller than the limit by less than one alignment unit.
+    # Such parts are smaller than the limit by less than one alignment unit.
     return len(spec.variables) + cuts + total // (_SLICE_BYTES - _SLICE_BYTES // 16)
 
 
 def in_arena_order(spec: ModelSpec, slices: Iterable[Slice]) -> tuple[Slice, ...]:
-    """By shard; there whole variables come first, in declared order, then slices of split ones; so ranges merge."""
+    """Order slices by shard; within a shard whole variables first, in declared order, then parts of split ones, so that
+    ranges merge.
+    """
 
     def key(piece: Slice) -> tuple[int, bool, int, int]:
         split = piece.row_end - piece.row_begin < spec.variables[piece.variable].rows
@@ -121,7 +123,8 @@ class _Loads:
 
 
 def _balanced(spec: ModelSpec, shards: int) -> list[Slice]:
-    """Largest variable first onto the least loaded shard; what would overfill it is split where it reaches the mean.
+    """Place the largest variable first, on the least loaded shard; split a variable where the shard would exceed the
+    mean.
 
     A cut fills a shard, so there are fewer cuts than shards (rows above the slack apart).
     """
