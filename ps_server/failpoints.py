@@ -37,7 +37,7 @@ class Failpoints:
 
     @classmethod
     def parse(cls, text: str) -> Failpoints:
-        """Armed as ``text`` says: ``point=action@count`` parts, separated by commas. Raises ConfigError.
+        """Parse ``text``: ``point=action@count`` parts, separated by commas. Raises ConfigError.
 
         The action (kill, stop, hang or raise) is taken when the point is passed for the ``count``-th time, and only
         then.

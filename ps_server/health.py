@@ -30,9 +30,9 @@ class NotServing(Exception):
 
 
 def check(address: str, service: str = "", timeout_seconds: float = 3.0) -> None:
-    """Return when the server at ``address`` says that ``service`` (empty: all of it) is serving.
+    """Return if the server at ``address`` reports that ``service`` (empty: the whole server) is serving.
 
-    Raises NotServing when it says otherwise, does not know the service, or does not answer within the time.
+    Raises NotServing if it reports another state, does not know the service, or does not answer in time.
     """
     host, _, port = address.rpartition(":")
     try:

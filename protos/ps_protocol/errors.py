@@ -139,7 +139,7 @@ class UnsupportedOptimizer(Refused):
 class NotReady(Retryable):
     """What is asked for is not there yet; trying again later is right.
 
-    ``progress`` rises from one such error to the next as long as the awaited advances; 0: that is not known.
+    ``progress`` rises from one such error to the next while the awaited work advances; 0: unknown.
     """
 
     code = ErrorCode.NOT_READY

@@ -73,7 +73,9 @@ def output(path: Path, size_bytes: int) -> Iterator[Output]:
 
 
 def mode_in(folder: Path) -> int:
-    """The mode of a new file in ``folder``: as open as that is. Raises OSError."""
+    """The mode of a new file in ``folder``: with the folder's read and write permissions for group and others. Raises
+    OSError.
+    """
     return FILE_MODE | (folder.stat().st_mode & 0o066)
 
 

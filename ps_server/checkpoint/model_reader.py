@@ -18,7 +18,7 @@ from ps_server.state.region import torch_dtype
 def read_values(checkpoint: Checkpoint, layout: Layout, into: memoryview) -> None:
     """Fill ``into``, the region of ``layout`` in bytes, with the saved parameters and buffers.
 
-    Called by the shard's owner; ``into`` is a region that is not shared yet: after an error a part of it is written.
+    Called by the shard's owner; ``into`` is a region that is not shared yet; after an error it may be partly written.
     Raises ModelMismatch, DamagedData, ConfigError.
     """
     model = _matching(checkpoint, layout)

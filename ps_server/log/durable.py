@@ -88,9 +88,9 @@ class DurableLog:
         self.read_from: int | None = None
         #: Bytes written since the process began.
         self.written_bytes = 0
-        #: What snapshots hold of it: all that was there before, until recovery or a snapshot says otherwise.
+        #: The part of the log that snapshots contain: all earlier records, until recovery or a snapshot sets it.
         self.saved = Saved(number, 0, time.monotonic())
-        #: How long the disk took to have a record.
+        #: The time until a record was on disk.
         self.syncs = Histogram()
         self._folder = folder
         self._shard = folder.identity.shard

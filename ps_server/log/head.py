@@ -1,4 +1,4 @@
-"""Owns the file that says how far a log reaches for certain: the segment in use at the last start or roll."""
+"""Owns the file with the lower bound of a log's end: the segment in use at the last start or roll."""
 
 from __future__ import annotations
 

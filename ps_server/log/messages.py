@@ -333,7 +333,7 @@ def read_buckets(
 
 
 def encode_steps(steps: Sequence[RowStep], spec: ModelSpec) -> tuple[list[log_pb2.TableUpdate], list[memoryview]]:
-    """What an update record says of its rows, and the bytes behind its ranges."""
+    """The table part of an update record, and the bytes behind its ranges."""
     messages = [
         log_pb2.TableUpdate(
             table=step.table,
@@ -364,7 +364,7 @@ def decode_steps(messages: Sequence[log_pb2.TableUpdate], payload: memoryview, s
 
 
 def apply_rows(replica: Replica, entry: RowsEntry, skipped: Skipped | None = None) -> None:
-    """Do what ``entry`` says. ``skipped``: buckets of tables that contain it already."""
+    """Apply ``entry``. ``skipped``: buckets of tables that contain it already."""
     skip = skipped or {}
     match entry:
         case RowsLoaded():

@@ -127,7 +127,7 @@ def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool)
 
 
 def _say_torch(head: LogHead, shard: int, records: int) -> None:
-    """Warn of a replay under another torch; decision 24 says why it is not refused."""
+    """Warn of a replay under another version of torch; decision 24 explains why it is not refused."""
     if head.torch != torch.__version__:
         logger.warning(
             "recovery",

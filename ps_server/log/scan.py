@@ -1,4 +1,4 @@
-"""Reads the whole records of a log from its files, in order, and tells a torn end from damage."""
+"""Reads the whole records of a log from its files, in order, and distinguishes a torn end from damage."""
 
 from __future__ import annotations
 

@@ -77,8 +77,9 @@ def _about(size_bytes: int) -> range:
 class SegmentFolder:
     """Called by the log's writer and by the helper that makes room ahead of it, each from its own thread.
 
-    Allocating blocks is what costs in a file: a segment is filled with zeros before it is used, and one that is not
-    needed any more is overwritten by the next records. Records carry numbers, so old bytes are not taken for new.
+    Allocating blocks is the expensive part of a write: a segment is filled with zeros before it is used, and one that
+    is no longer needed is overwritten by later records. Records carry numbers, so old bytes are not mistaken for new
+    ones.
     """
 
     def __init__(self, folder: Path, *, sync: bool) -> None:

@@ -58,7 +58,7 @@ def parts_of(glance: JobGlance) -> dict[str, Any]:
 
 
 def whole(history: JobHistory) -> dict[str, Any]:
-    """Everything, for a page that is not live."""
+    """The whole state, for a static page."""
     glance = glance_of(history)
     return {
         **parts_of(glance),

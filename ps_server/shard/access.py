@@ -80,16 +80,16 @@ class OpenChecks:
     """One per shard, used on its event loop whenever a worker opens a stream."""
 
     def __init__(self, shard: int, promises: Callable[[], bool]) -> None:
-        """``promises``: every push that a worker was told had been applied must be known here."""
+        """``promises``: whether every push acknowledged to a worker must be known here."""
         self._shard = shard
         self._promises = promises
         #: By rank, the version that was logged last.
         self._told: dict[int, str] = {}
 
     def acknowledged(self, model: str, worker: WorkerKey, acknowledged: int, known: int) -> None:
-        """``worker`` was told that its push ``acknowledged`` had been applied; ``known``: the last one known here.
+        """Check that the worker's acknowledged push ``acknowledged`` is not above ``known``, the last one known here.
 
-        Raises StateLost where durability promised that it is.
+        If it is, raises StateLost when durability excludes a loss, else logs it.
         """
         if acknowledged <= known:
             return

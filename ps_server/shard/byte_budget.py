@@ -57,8 +57,8 @@ class ByteBudget:
     async def taken(self, who: Hashable, size_bytes: int) -> AsyncIterator[None]:
         """Hold ``size_bytes`` for something to or from ``who``.
 
-        One that is larger than a client may take counts as that much: it goes when its client has no other.
-        Raises Unavailable when there is no room for it in time.
+        A request above a client's limit counts as the limit: it is admitted when its client has no other. Raises
+        Unavailable when there is no room for it in time.
         """
         size_bytes, kind = min(size_bytes, self.limit_bytes // 2), self._kind
         try:

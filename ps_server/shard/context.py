@@ -52,7 +52,7 @@ class ShardContext:
     #: What clients may take, and how often they wanted more.
     limits: ShardLimits = field(default_factory=ShardLimits)
     limit_counts: LimitCounts = field(default_factory=LimitCounts)
-    #: What a worker says of its gradients is believed: that all are finite.
+    #: Whether to trust a worker's statement that its gradients are finite.
     trusts_workers: bool = True
     #: Opens a channel to another shard, with the credentials of this one.
     open_channel: OpenChannel = open_async_channel

@@ -100,7 +100,7 @@ class ShardProcess:
         self._ready_file = config.ready_file
 
     async def run(self) -> None:
-        """Until told to stop. Raises PsError."""
+        """Run until stopped. Raises PsError."""
         config = self._config
         watchdog = Watchdog(config.stuck_seconds) if config.stuck_seconds else None
         if watchdog:
@@ -230,7 +230,7 @@ class ShardProcess:
         await asyncio.shield(self._announced)
 
     async def _place(self, storage: Storage, executor: ShardExecutor, address: str) -> Membership | None:
-        """The membership as shard; None when told to stop before."""
+        """Wait for the membership as shard; None if stopped before."""
         config = self._config
         spec = JoinRequest(
             Role.SHARD,
@@ -262,7 +262,7 @@ class ShardProcess:
     async def _hold(
         self, membership: Membership, address: str, storage: Storage, registry: Registry, feed: LogFeed | None
     ) -> None:
-        """Serve until told to stop. Raises Fenced when another process took this shard's place."""
+        """Serve until stopped. Raises Fenced when another process took this shard's place."""
         config = self._config
         aging: asyncio.Task[None] | None = None
         try:
@@ -295,7 +295,7 @@ class ShardProcess:
             await asyncio.to_thread(membership.leave, "stopped")
 
     async def _follow(self, membership: Membership, storage: Storage, registry: Registry, feed: LogFeed | None) -> None:
-        """Follow the cluster's views until told to stop. Raises Fenced."""
+        """Follow the cluster's views until stopped. Raises Fenced."""
         loop = asyncio.get_running_loop()
         fenced: asyncio.Future[Fenced] = loop.create_future()
 

@@ -76,7 +76,9 @@ class Registry:
 
     @property
     def placed(self) -> list[ShardModel]:
-        """Every model the log says to be here: also those whose values are still being restored."""
+        """Every model that is placed here according to the log, including those whose values are still being
+        restored.
+        """
         return list(self._placed.values())
 
     @property
@@ -134,9 +136,9 @@ class Registry:
     async def model(self, name: str, epoch: int = 0) -> ShardModel:
         """The model, waiting a while for a declaration or a move still on its way; ``epoch`` 0: any.
 
-        Raises NotReady, with its progress, while it is being placed here, UnknownModel for one that is not
-        declared, ModelReleased, ModelMoved for an epoch that is over, Unavailable for one that this shard does not come
-        to, or for a declared model that it has not heard of: a caller that names an epoch has its shard map.
+        Raises NotReady, with its progress, while it is being placed here, UnknownModel for one that is not declared,
+        ModelReleased, ModelMoved for an out-of-date epoch, Unavailable for an epoch that this shard does not reach, or
+        for a declared model whose view has not arrived: a caller that names an epoch has its shard map.
         """
 
         def is_released() -> bool:
@@ -192,7 +194,7 @@ class Registry:
         return released if released > self._dropped.get(name, 0) else 0
 
     def _to_place(self, name: str) -> int:
-        """The epoch of the shard map that is not here yet; 0: it is here, or cannot be."""
+        """The epoch of a shard map that is still to be placed here; 0: none, or it was refused."""
         epoch = self._view.models.get(name, 0)
         return epoch if name not in self._refused and self._epoch(name) < epoch else 0
 
@@ -249,7 +251,7 @@ class Registry:
             model.leave(_released(self.context.shard, name))
         self._conditions.wake()
         if epoch:
-            # It is among those that snapshots and copies hold until the log says that it is gone.
+            # Snapshots and copies contain the model until its release is in the log.
             await log_release(self.context, Released(name, released))
             self._placed.pop(name, None)
             self._recovered.pop(name, None)

@@ -254,7 +254,7 @@ class ShardTable:
         return BucketContents(bucket, self.updates, held.ids, held.touched, held.rows, held.uses, *others)
 
     def put(self, contents: BucketContents) -> None:
-        """Replace what a bucket holds. The table counts at least as many updates as ``contents`` says."""
+        """Replace the contents of a bucket. Raises the table's count of updates to that of ``contents``."""
         self.forget(contents.bucket)
         self._here[contents.bucket] = True
         self.updates = max(self.updates, contents.updates)

@@ -53,7 +53,9 @@ class WaitingIds:
         self.dropped.delete(ids)
 
     def to_drop(self, through: int, most: int, keep: Ids) -> Ids:
-        """Some ids to drop: last used in update ``through`` or before, else those above ``most``, if that is not 0."""
+        """Ids to drop: those last used in update ``through`` or before, else the surplus over ``most``, unless ``most``
+        is 0.
+        """
         kept = self._store.find(keep)
         kept = kept[kept >= 0]
         rows = self._sweep.expired(through, kept)

@@ -71,8 +71,8 @@ class RayPlan:
     server_restarts: int = 10
     #: The same for the workers of one run.
     worker_restarts: int = 3
-    #: How long workers wait for the job to be complete, and for a server that went away; None: what their environment
-    #: says, else 10 minutes.
+    #: How long workers wait for the job to be complete, and for a server that went away; None: from their environment,
+    #: else 10 minutes.
     connect_timeout_seconds: float | None = None
     reconnect_timeout_seconds: float | None = None
     #: Further options of ps-coordinator and ps-server.

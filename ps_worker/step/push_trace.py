@@ -1,4 +1,4 @@
-"""What a trace says of one push to one shard: encoded, sent, waited for, received."""
+"""The trace of one push to one shard: encoded, sent, waited for, received."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ class RemoteModel:
     def pull(self, place: str = "cluster.barrier()") -> None:
         """Put the newest parameters and buffers of the cluster into the model. Raises PsError.
 
-        ``place``: what a warning says of values that were noted before and are replaced.
+        ``place``: the text for a warning about earlier noted values that are replaced.
         """
         self.finish()
         self._kept = None

@@ -39,7 +39,7 @@ class Placement:
 
 
 def placement(environ: Mapping[str, str]) -> Placement:
-    """Where this process is; one replica where nothing says otherwise. Raises ConfigError naming what is wrong."""
+    """The placement of this process; one replica if ``environ`` names none. Raises ConfigError naming the fault."""
     if environ.get("TF_CONFIG"):
         return _of_tf_config(TfConfig.parse(environ["TF_CONFIG"], needs_ps=False))
     if not environ.get("WORLD_SIZE") or not environ.get("RANK"):

@@ -105,8 +105,8 @@ class AdminClient:
 
     Best used as ``with ps_worker.admin.connect("host:7000") as job``. Calls that may be repeated, such as ``status``,
     are repeated for 10 s while the coordinator does not answer. Where the job has roles, calls that change it need a
-    token or certificate of an admin. Every call may raise Unavailable, Unauthenticated and PermissionDenied; what else
-    it raises, it says.
+    token or certificate of an admin. Every call may raise Unavailable, Unauthenticated and PermissionDenied; each
+    documents its other errors.
     """
 
     def __init__(self, client: CoordinatorClient) -> None:

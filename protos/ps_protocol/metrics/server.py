@@ -160,7 +160,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def serve_until(self, told: socket.socket) -> None:
-        """Serve until the other end of ``told`` is closed: at once, where ``serve_forever`` looks from time to time."""
+        """Serve until the other end of ``told`` is closed. Returns at once, whereas ``serve_forever`` polls."""
         with told, selectors.DefaultSelector() as selector:
             selector.register(self, selectors.EVENT_READ)
             selector.register(told, selectors.EVENT_READ)

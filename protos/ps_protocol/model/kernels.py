@@ -34,9 +34,9 @@ def kernel(signature: Any, *, allocates: bool = False, **options: Any) -> Callab
     would take two calls and two atomic additions each time, more than the work on a row.
 
     It is kept where numba finds a folder that can be written: NUMBA_CACHE_DIR, ``__pycache__`` beside the source, else
-    the user's cache folder. Without one, or on a full disk, each process compiles for itself; that, and
-    the first compilation of a process, is said once in the log. Division is numpy's: by zero it does not raise, which
-    would leave a loop half done.
+    the user's cache folder. Without one, or on a full disk, each process compiles for itself. The log reports that, and
+    the first compilation of a process, once. Division is numpy's: by zero it does not raise, which would leave a loop
+    half done.
     """
 
     def compile_now(function: F) -> F:

@@ -104,8 +104,8 @@ def _given(text: str, role: AccessRole) -> AccessToken:
 
 @lru_cache(maxsize=64)
 def made_with_token(session: bytes) -> bytes:
-    """The digest of the token that a session token was made with, as it says; empty where it names none. Its signature
-    is not looked at.
+    """The digest, named in a session token, of the token that it was made with; empty if it names none. The signature
+    is not checked.
     """
     try:
         return bytes.fromhex(json.loads(session[SIGNATURE_BYTES:])["token"])

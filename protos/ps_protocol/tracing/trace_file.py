@@ -121,7 +121,7 @@ class FileTracer:
             self._end()
 
     def _turn_over(self, file: BinaryIO) -> BinaryIO:
-        """What ``file`` has becomes the earlier half, and what was that is dropped. Raises OSError."""
+        """Make ``file`` the earlier half of the trace; the previous earlier half is dropped. Raises OSError."""
         if not self._drops and self.path.with_suffix(EARLIER).exists():
             self._drops = True
             logger.warning(

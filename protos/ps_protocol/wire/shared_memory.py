@@ -39,7 +39,7 @@ class SharedMemory:
     ) -> None:
         """Map ``fd`` and take it over. ``whole``: with the pages of ``size_bytes``. Raises OSError, ValueError.
 
-        ``reserved_bytes``: address space behind them, for ``touch``; the mapping has that size where it is larger.
+        ``reserved_bytes``: the least size of the mapping; address space beyond the segment is for ``touch``.
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         grows = reserved_bytes > size_bytes

@@ -43,7 +43,7 @@ class JobProcess(Protocol):
         """Its exit code once it has ended, minus the signal that killed it."""
 
     def hangs(self) -> str:
-        """Why it hangs, as far as that shows here; empty: it does not."""
+        """Why it hangs, as far as this machine can detect; empty: it does not."""
 
     def kill(self) -> None:
         """Kill it."""

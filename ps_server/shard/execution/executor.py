@@ -30,7 +30,7 @@ class ShardExecutor:
         """``threads``: torch's threads within one piece of large work; 0 is half of the cores, for workers need some.
 
         The calling thread, the loop's, does small work with one: waiting for another would take longer than the work.
-        ``watchdog`` is told of each piece.
+        ``watchdog`` observes each piece.
         """
         within = threads or max(1, torch.get_num_threads() // 2)
 

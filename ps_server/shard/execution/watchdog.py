@@ -54,7 +54,7 @@ class Watchdog:
         self._thread.start()
 
     def look(self) -> bool:
-        """Look once; whether the work seen so far is stuck, which was told to ``end`` then."""
+        """Check once. Returns whether the work seen before is stuck; if so, calls ``end``."""
         work = self.work
         if work is None or work is not self._seen:
             self._seen, self._looks = work, 0

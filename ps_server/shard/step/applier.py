@@ -179,7 +179,7 @@ class Applier:
         push.reserved_bytes = nbytes
 
     async def covered(self, trace: ServedPush | None = None) -> None:
-        """Returns when answers may rest on what is in the log: where a standby acknowledges, once it has that, too.
+        """Wait until answers may depend on the log's records: with a standby that acknowledges, until it has them, too.
 
         Raises what closed the replication. ``trace``: of the push that waits.
         """
@@ -547,7 +547,7 @@ def combined(
 
 
 def _combine_buffers(into: Region, pushes: Sequence[IncomingPush], live_workers: int) -> float:
-    """Leave the buffers that came in ``into``, as the model's policy says; returns their weight."""
+    """Combine the pushed buffers into ``into`` according to the model's policy; returns their weight."""
     policy = into.layout.shard_map.spec.buffers
     values = [push.region for push in pushes if push.region is not None]
     if policy is Buffers.AVERAGE and len(values) > 1:

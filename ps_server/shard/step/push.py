@@ -54,7 +54,7 @@ class IncomingPush:
     decision: PushDecision | None = None
     #: Why it was refused.
     error: PsError | None = None
-    #: What a trace says of it; None: its worker does not trace it.
+    #: The trace of this push; None if its worker does not trace it.
     trace: ServedPush | None = None
 
 

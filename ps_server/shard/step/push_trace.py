@@ -1,4 +1,4 @@
-"""What a trace says of one push on a shard: received, applied, waited for by the mode, answered."""
+"""The trace of one push on a shard: received, applied, waited for by the mode, answered."""
 
 from __future__ import annotations
 

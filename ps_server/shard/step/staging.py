@@ -59,7 +59,7 @@ class Staging:
         self._ranges[first:last] = [joined]
 
     def checked(self, flat: Sequence[int]) -> list[Range]:
-        """The ranges that a push says have come. Raises InvalidRequest when they have not."""
+        """The ranges that a push lists. Raises InvalidRequest if they have not all arrived."""
         ranges = list(zip(flat[::2], flat[1::2], strict=False))
         ordered = len(flat) % 2 == 0 and list(flat) == sorted(flat)
         if not ordered or subtract(merge(ranges), self._ranges):

@@ -462,7 +462,7 @@ async def send_published(
     counters: Counters,
     codec: StreamCodec | None = None,
 ) -> None:
-    """Send ``answer`` with the published parameters, and buffers where it says so."""
+    """Send ``answer`` with the published parameters, and with buffers if it includes them."""
     absent, buffers = answer.absent, answer.with_buffers
     encoded = await codec.encode(absent, published.region, buffers=buffers) if codec else None
     if encoded is not None:

@@ -102,7 +102,8 @@ class PayloadCodec:
     def accumulate(self, data: Buffer, runs: Sequence[PayloadRun], region: Buffer) -> None:
         """Add what ``data`` stands for to the coded runs of ``region``, and set its other runs.
 
-        The receiver's half of Reference, for formats that keep errors; the others are for ``decode``. Raises as that.
+        The receiver's half of Reference, for formats that keep errors; for the others use ``decode``. Raises the same
+        errors as ``decode``.
         """
         payload, target = self._checked(data, runs), as_bytes(region)
         for part in self.parts(runs):
