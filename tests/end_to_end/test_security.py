@@ -527,6 +527,7 @@ class WithoutTokens(CertificateFolder):
 def test_each_way_to_prove_a_role_is_enough(lab, kind):
     with running_job(shards=1, workers=1, lab=kind(lab.path)) as job:
         train(job, transport="bulk")
+        wait_until(lambda: job.gone(0) == "left")
         with CoordinatorClient(
             job.address, OFF if kind is WithoutTls else Security(SecuritySettings(tls_ca=lab.authority_file), WORKER)
         ) as client:

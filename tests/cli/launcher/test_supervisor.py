@@ -157,6 +157,12 @@ def test_a_server_that_pauses_when_the_job_ends_stays_away():
     assert job.exits(COORDINATOR) == [Finish(0)]
 
 
+def test_a_server_that_ends_while_the_job_ends_is_not_started_again():
+    job = Job(workers=1, server_restarts=5).ready()
+    job.see(Interrupted(signal.SIGTERM))
+    assert job.exits(SHARD, -9) == []
+
+
 def test_servers_that_do_not_end_in_their_time_are_killed_and_named():
     job = Job(workers=1).ready()
     job.exits(WORKERS[0])
@@ -175,6 +181,12 @@ def test_a_server_that_ends_early_ends_the_job_and_is_named(server, code, ends_w
     job.exits(WORKERS[0], -signal.SIGTERM)
     other = SHARD if server is COORDINATOR else COORDINATOR
     assert job.exits(other) == [Finish(ends_with)]
+
+
+def test_a_coordinator_that_cannot_start_ends_the_job_before_anything_else_starts():
+    job = Job()
+    assert job.exits(COORDINATOR, 2) == [Finish(2)]
+    assert job.said == ["coordinator exited with code 2 before the job was done; stopping the job"]
 
 
 def test_a_coordinator_that_never_gets_ready_is_given_up():
