@@ -22,6 +22,9 @@ OUTSIDE = {
     "examples/README.md": "examples.md",
 }
 
+#: Packages of ps_worker that need an extra; their ``__all__`` is public, too.
+EXTRAS = ("huggingface", "lightning", "ray")
+
 _FENCE = re.compile(r"^( *)(```|~~~).*?^ *\2", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!\\)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+?) *$", re.MULTILINE)
@@ -133,9 +136,10 @@ def on_pre_build(**_: Any) -> None:
     package = griffe.load(
         "ps_worker", search_paths=[str(ROOT), str(ROOT / "protos")], resolve_aliases=True, resolve_external=True
     )
-    for name in sorted(package.exports or []):
-        for path in _undocumented(package[str(name)]):
-            logger.warning("%s has no docstring", path)
+    for module in (package, *(package[name] for name in EXTRAS)):
+        for name in sorted(module.exports or []):
+            for path in _undocumented(module[str(name)]):
+                logger.warning("%s has no docstring", path)
 
 
 def _undocumented(found: Any) -> Iterator[str]:

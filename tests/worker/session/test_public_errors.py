@@ -14,6 +14,7 @@ import pytest
 import ps_worker
 from ps_protocol import errors
 from ps_protocol.wire.convert.errors import by_code
+from tests.support import site
 
 DOCS = Path(__file__).parents[3] / "docs"
 ERRORS_PAGE = (DOCS / "errors.md").read_text()
@@ -66,6 +67,14 @@ def test_a_public_name_has_a_docstring(name: str) -> None:
 def test_the_reference_shows_every_public_name() -> None:
     shown = set(re.findall(r"^::: ps_worker\.(\w+)$", (DOCS / "reference" / "python.md").read_text(), re.MULTILINE))
     assert sorted(shown) == sorted(set(ps_worker.__all__) - set(TREE))
+
+
+@pytest.mark.parametrize("package", site.EXTRAS)
+def test_the_reference_shows_the_classes_of_an_extra(package: str) -> None:
+    source = (DOCS.parent / "ps_worker" / package / "__init__.py").read_text()  # the extra may not be installed
+    public = re.findall(r'"(\w+)"', re.findall(r"^__all__ = \[(.*)\]$", source, re.MULTILINE)[0])
+    page = (DOCS / "reference" / "python.md").read_text()
+    assert sorted(re.findall(rf"^::: ps_worker\.{package}\.(\w+)$", page, re.MULTILINE)) == public
 
 
 def test_the_whole_tree_is_public() -> None:
