@@ -16,7 +16,9 @@ def test_every_test_named_there_exists():
     assert len(named) > 50
     for file, name in named:
         tree = ast.parse((ROOT / file).read_text())
-        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{file}::{name}"
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}, (
+            f"{file}::{name}"
+        )
 
 
 def test_every_promise_has_a_test():

@@ -1,9 +1,11 @@
 """A job in this process whose slices move between fake shards."""
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any
 
 from ps_protocol.cluster.view import JoinRequest, MoveProgress, Role
 from ps_protocol.model.spec import DType, ModelSpec, Variable
@@ -62,19 +64,19 @@ class Job:
             assert shard.epochs == view.models
 
 
-J = TypeVar("J", bound=Job)
+def played(
+    body: Callable[..., Coroutine[Any, Any, None]],
+    journal: Journal | None = None,
+    kind: type[Job] = Job,
+    **fixtures: Any,
+) -> None:
+    """Run ``body`` with a job of its own."""
 
-
-def played(body: Callable[[Job], Coroutine[Any, Any, None]], journal: Journal | None = None) -> None:
-    played_in(lambda: Job(journal), body)
-
-
-def played_in(make: Callable[[], J], body: Callable[[J], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        job = make()
+        job = kind(journal)
         try:
             await job.start()
-            await asyncio.wait_for(body(job), 60)
+            await asyncio.wait_for(body(job, **fixtures), 60)
         finally:
             await job.moves.stop()
             for shard in job.shards:
@@ -82,3 +84,15 @@ def played_in(make: Callable[[], J], body: Callable[[J], Coroutine[Any, Any, Non
             await job.driver.close()
 
     asyncio.run(run())
+
+
+def on_job(test: Callable[..., Coroutine[Any, Any, None]], kind: type[Job] = Job) -> Callable[..., None]:
+    """Make ``test``, which takes a job and then fixtures, a test that takes the fixtures."""
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        played(test, kind=kind, **fixtures)
+
+    signature = inspect.signature(test)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
+    return run

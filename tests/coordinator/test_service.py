@@ -11,13 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import JoinRequest, LogCounts, Member, MemberStats, Role, TableCounts
-from ps_protocol.errors import (
-    Fenced,
-    InvalidRequest,
-    ProtocolVersionMismatch,
-    UnknownModel,
-    UnknownShard,
-)
+from ps_protocol.errors import Fenced, InvalidRequest, ProtocolVersionMismatch, UnknownModel, UnknownShard
 from ps_protocol.model.spec import Consistency, DType, Kind, Mode, ModelSpec, StalePolicy, Variable
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import coordinator_pb2 as pb

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.coordinator.jobs.move_runner import (
-    BREATH_PAUSES,
-    FIRST_BYTES,
-    LEAST_BYTES,
-    MOST_BYTES,
-    MovePace,
-)
+from ps_server.coordinator.jobs.move_runner import BREATH_PAUSES, FIRST_BYTES, LEAST_BYTES, MOST_BYTES, MovePace
 from ps_server.coordinator.times import BREATH_SECONDS, PAUSE_SECONDS
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ps_protocol.times import BEATS_PER_LEASE
-from ps_server.coordinator.membership.state import (
-    BEATS_PER_SECOND,
-    next_heartbeat_seconds,
-)
+from ps_server.coordinator.membership.state import BEATS_PER_SECOND, next_heartbeat_seconds
 from tests.coordinator.cluster import Cluster
 
 

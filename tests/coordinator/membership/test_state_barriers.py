@@ -1,10 +1,7 @@
 import pytest
 
 from ps_protocol.cluster.view import Joined
-from ps_protocol.errors import (
-    Fenced,
-    InvalidRequest,
-)
+from ps_protocol.errors import Fenced, InvalidRequest
 from tests.coordinator.cluster import Cluster
 
 

@@ -4,12 +4,7 @@ import pytest
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.view import JoinRequest, MemberStats, Role
-from ps_protocol.errors import (
-    Fenced,
-    InvalidRequest,
-    ProtocolVersionMismatch,
-    UnknownShard,
-)
+from ps_protocol.errors import Fenced, InvalidRequest, ProtocolVersionMismatch, UnknownShard
 from ps_server.coordinator.membership.members import GONE_KEPT
 from tests.coordinator.cluster import Cluster
 

@@ -2,13 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from ps_protocol.errors import (
-    Fenced,
-    InvalidRequest,
-    ModelMismatch,
-    NotReady,
-    UnknownModel,
-)
+from ps_protocol.errors import Fenced, InvalidRequest, ModelMismatch, NotReady, UnknownModel
 from ps_protocol.model.spec import Buffers, Consistency, DType, Kind, Mode, ModelSpec, StalePolicy, Variable
 from tests.coordinator.cluster import SPEC, Cluster
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from ps_server.coordinator.jobs.move_runner import bucket_bytes
 from ps_server.coordinator.placement.move_plan import BUCKET_BYTES, MoveRequest, MoveTarget, batches, plan, target_of
 from ps_server.coordinator.placement.tables import BucketPlace
 from ps_server.coordinator.placement.variables import Balanced, first_map
-from tests.coordinator.moving_job import Job, played_in
+from tests.coordinator.moving_job import Job, on_job
 from tests.coordinator.placement.test_move_plan import view_of
 from tests.coordinator.tables import bucket_counts, model, shard_numbers, table, tables_of
 from tests.support.length import examples
@@ -103,6 +104,9 @@ class TableJob(Job):
         return [owners.count(number) for owners in self.driver.shard_map("ads").tables]
 
 
+on_table_job = partial(on_job, kind=TableJob)
+
+
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "MOVE", replace(retry.MOVE, first_seconds=0.01))
@@ -110,55 +114,47 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps_protocol.times.BRIEF_CALL_SECONDS", 5.0)
 
 
-def test_shards_tell_how_large_a_bucket_is_and_who_does_not_answer_is_left_out() -> None:
-    async def body(job: TableJob) -> None:
-        measured = {("ads", "emb"): 100 * ROWS, ("ads", "small"): 0}
-        assert await bucket_bytes(job.driver.view, job.driver.shard_maps) == measured
-        job.shards[0].bucket_rows = {"emb": 3 * ROWS}
-        assert (await bucket_bytes(job.driver.view, job.driver.shard_maps))["ads", "emb"] == 200 * ROWS
-        job.shards[0].fails["GetModel"] = [Unavailable("lost")]
-        assert await bucket_bytes(job.driver.view, job.driver.shard_maps) == measured
-        for shard in job.shards[:2]:
-            assert shard.joined
-            job.driver.leave(Role.SHARD, shard.number, shard.joined.member.incarnation, "lost")
-        assert await bucket_bytes(job.driver.view, job.driver.shard_maps) == {}
-
-    played_in(TableJob, body)
+@on_table_job
+async def test_shards_tell_how_large_a_bucket_is_and_who_does_not_answer_is_left_out(job: TableJob) -> None:
+    measured = {("ads", "emb"): 100 * ROWS, ("ads", "small"): 0}
+    assert await bucket_bytes(job.driver.view, job.driver.shard_maps) == measured
+    job.shards[0].bucket_rows = {"emb": 3 * ROWS}
+    assert (await bucket_bytes(job.driver.view, job.driver.shard_maps))["ads", "emb"] == 200 * ROWS
+    job.shards[0].fails["GetModel"] = [Unavailable("lost")]
+    assert await bucket_bytes(job.driver.view, job.driver.shard_maps) == measured
+    for shard in job.shards[:2]:
+        assert shard.joined
+        job.driver.leave(Role.SHARD, shard.number, shard.joined.member.incarnation, "lost")
+    assert await bucket_bytes(job.driver.view, job.driver.shard_maps) == {}
 
 
-def test_a_new_shard_gets_its_share_of_every_table_in_batches_of_about_the_size_asked_for() -> None:
-    async def body(job: TableJob) -> None:
-        assert (job.buckets(0), job.buckets(1), job.buckets(2)) == ([4, 4], [4, 4], [0, 0])
-        progress = await job.reshard(MoveRequest(to=(2,)), 110 * ROWS)
-        assert sorted(sum(job.buckets(number)) for number in range(3)) == [5, 5, 6]
-        assert all(max(counts) - min(counts) <= 1 for counts in zip(*map(job.buckets, range(3)), strict=True))
-        emb = job.buckets(2)[0]
-        assert progress[-1].moved_bytes == progress[-1].total_bytes
-        assert progress[-1].moved_bytes >= emb * 100 * ROWS
-        assert progress[-1].batches >= emb
-        assert job.driver.view.spare == frozenset()
-        job.check_all_go_on()
-
-    played_in(TableJob, body)
+@on_table_job
+async def test_a_new_shard_gets_its_share_of_every_table_in_batches_of_about_the_size_asked_for(job: TableJob) -> None:
+    assert (job.buckets(0), job.buckets(1), job.buckets(2)) == ([4, 4], [4, 4], [0, 0])
+    progress = await job.reshard(MoveRequest(to=(2,)), 110 * ROWS)
+    assert sorted(sum(job.buckets(number)) for number in range(3)) == [5, 5, 6]
+    assert all(max(counts) - min(counts) <= 1 for counts in zip(*map(job.buckets, range(3)), strict=True))
+    emb = job.buckets(2)[0]
+    assert progress[-1].moved_bytes == progress[-1].total_bytes
+    assert progress[-1].moved_bytes >= emb * 100 * ROWS
+    assert progress[-1].batches >= emb
+    assert job.driver.view.spare == frozenset()
+    job.check_all_go_on()
 
 
-def test_one_table_alone_makes_a_spare_shard_a_used_one() -> None:
-    async def body(job: TableJob) -> None:
-        await job.reshard(MoveRequest(to=(2,), model="ads", variable="small"))
-        assert (job.buckets(0), job.buckets(2)) == ([4, 0], [0, 8])
-        assert job.driver.view.spare == frozenset()
-        assert job.held == [4, 4, 0]
-        job.check_all_go_on()
-
-    played_in(TableJob, body)
+@on_table_job
+async def test_one_table_alone_makes_a_spare_shard_a_used_one(job: TableJob) -> None:
+    await job.reshard(MoveRequest(to=(2,), model="ads", variable="small"))
+    assert (job.buckets(0), job.buckets(2)) == ([4, 0], [0, 8])
+    assert job.driver.view.spare == frozenset()
+    assert job.held == [4, 4, 0]
+    job.check_all_go_on()
 
 
-def test_a_shard_that_holds_buckets_alone_is_brought_to_the_same_point() -> None:
-    async def body(job: TableJob) -> None:
-        await job.reshard(MoveRequest(to=(2,), model="ads", variable="small"))
-        job.shards[2].sequence = 40
-        await job.reshard(MoveRequest(to=(0,), model="ads", variable="small"))
-        assert job.shards[0].sequence == 40
-        assert job.buckets(0) == [4, 8]
-
-    played_in(TableJob, body)
+@on_table_job
+async def test_a_shard_that_holds_buckets_alone_is_brought_to_the_same_point(job: TableJob) -> None:
+    await job.reshard(MoveRequest(to=(2,), model="ads", variable="small"))
+    job.shards[2].sequence = 40
+    await job.reshard(MoveRequest(to=(0,), model="ads", variable="small"))
+    assert job.shards[0].sequence == 40
+    assert job.buckets(0) == [4, 8]

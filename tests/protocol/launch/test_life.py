@@ -12,15 +12,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import ConfigError
-from ps_protocol.launch.life import (
-    VARIABLE,
-    LifePipe,
-    LifeWatch,
-    StopWatch,
-    _is_stopped,
-    showing_life,
-    take_life_pipe,
-)
+from ps_protocol.launch.life import VARIABLE, LifePipe, LifeWatch, StopWatch, _is_stopped, showing_life, take_life_pipe
 from ps_protocol.times import HANGS_SECONDS, STARTS_SECONDS
 from tests.support.shards import wait_until
 

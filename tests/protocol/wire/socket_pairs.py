@@ -9,11 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ps_protocol.wire.socket_messages import (
-    prepare,
-    send_all,
-    send_now,
-)
+from ps_protocol.wire.socket_messages import prepare, send_all, send_now
 
 Pieces = list[memoryview | bytes]
 

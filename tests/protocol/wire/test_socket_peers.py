@@ -12,12 +12,7 @@ import pytest
 
 from ps_protocol.wire import socket_messages
 from ps_protocol.wire.carrier import PlainCarrier
-from ps_protocol.wire.socket_messages import (
-    framed,
-    receive_into,
-    send_all,
-    send_now,
-)
+from ps_protocol.wire.socket_messages import framed, receive_into, send_all, send_now
 from tests.protocol.wire.socket_pairs import Sending, both_kinds, pair, pattern, targets
 from tests.support.shards import wait_until
 
