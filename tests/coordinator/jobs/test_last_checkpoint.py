@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,92 +72,85 @@ async def finished(folder: Path, *outcomes: PsError | None) -> Job:
     return job
 
 
-def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test, 60.0))
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), 60.0))
+
+    return run
 
 
-def test_a_job_that_is_stopped_and_cannot_be_saved_says_why(tmp_path: Path) -> None:
-    async def test() -> None:
-        job = Job(tmp_path, FULL)
-        job.stop()
-        await job.run()
-        assert job.unsaved is FULL
-
-    run(test())
+@in_loop
+async def test_a_job_that_is_stopped_and_cannot_be_saved_says_why(tmp_path: Path) -> None:
+    job = Job(tmp_path, FULL)
+    job.stop()
+    await job.run()
+    assert job.unsaved is FULL
 
 
-def test_after_a_failure_at_the_end_of_the_job_there_is_another_attempt_at_the_stop(tmp_path: Path) -> None:
-    async def tests() -> None:
-        job = await finished(tmp_path, FULL)
-        assert (job.attempts, job.unsaved) == (2, None)
-        job = await finished(tmp_path, FULL, FULL)
-        assert (job.attempts, job.unsaved) == (2, FULL)
-        # One that was written is enough.
-        job = await finished(tmp_path)
-        assert (job.attempts, job.unsaved) == (1, None)
-
-    run(tests())
+@in_loop
+async def test_after_a_failure_at_the_end_of_the_job_there_is_another_attempt_at_the_stop(tmp_path: Path) -> None:
+    job = await finished(tmp_path, FULL)
+    assert (job.attempts, job.unsaved) == (2, None)
+    job = await finished(tmp_path, FULL, FULL)
+    assert (job.attempts, job.unsaved) == (2, FULL)
+    # One that was written is enough.
+    job = await finished(tmp_path)
+    assert (job.attempts, job.unsaved) == (1, None)
 
 
-def test_a_shard_that_is_away_at_the_end_of_the_job_is_waited_for(
+@in_loop
+async def test_a_shard_that_is_away_at_the_end_of_the_job_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = Unavailable("shard 0 does not answer")
-
-    async def tests() -> None:
-        job = await finished(tmp_path, away, NotReady("a shard is missing"), None)
-        assert (job.attempts, job.unsaved) == (3, None)
-        # For a while; then there is the attempt at the stop.
-        monkeypatch.setattr("ps_server.coordinator.times.LAST_CHECKPOINT_SECONDS", 0.0)
-        job = await finished(tmp_path, away, away)
-        assert (job.attempts, job.unsaved) == (2, away)
-
-    run(tests())
+    job = await finished(tmp_path, away, NotReady("a shard is missing"), None)
+    assert (job.attempts, job.unsaved) == (3, None)
+    # For a while; then there is the attempt at the stop.
+    monkeypatch.setattr("ps_server.coordinator.times.LAST_CHECKPOINT_SECONDS", 0.0)
+    job = await finished(tmp_path, away, away)
+    assert (job.attempts, job.unsaved) == (2, away)
 
 
-def test_a_stop_in_the_middle_of_an_attempt_is_followed_by_a_last_one(tmp_path: Path) -> None:
-    async def test() -> None:
-        job = Job(tmp_path, None, FULL, seconds=0.001)
-        job.goes_on.clear()
-        running = asyncio.create_task(job.run())
-        await until(lambda: job.attempts == 1)
-        job.stop()
-        job.goes_on.set()
-        await running
-        assert (job.attempts, job.unsaved) == (2, FULL)
-
-    run(test())
+@in_loop
+async def test_a_stop_in_the_middle_of_an_attempt_is_followed_by_a_last_one(tmp_path: Path) -> None:
+    job = Job(tmp_path, None, FULL, seconds=0.001)
+    job.goes_on.clear()
+    running = asyncio.create_task(job.run())
+    await until(lambda: job.attempts == 1)
+    job.stop()
+    job.goes_on.set()
+    await running
+    assert (job.attempts, job.unsaved) == (2, FULL)
 
 
-def test_a_failure_in_the_middle_of_the_job_and_nothing_to_write_are_no_failure_of_the_last(tmp_path: Path) -> None:
-    async def test() -> None:
-        job = Job(tmp_path, FULL, NotReady("a shard is missing"), seconds=0.001)
-        running = asyncio.create_task(job.run())
-        await until(lambda: job.attempts > 2)
-        assert job.unsaved is None
-        job.stop()
-        await running
-        assert job.unsaved is None
-        job = Job(tmp_path)
-        job.is_now(replace(RUNS, models={}))
-        job.stop()
-        await job.run()
-        assert (job.attempts, job.unsaved) == (0, None)
+@in_loop
+async def test_a_failure_in_the_middle_of_the_job_and_nothing_to_write_are_no_failure_of_the_last(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path, FULL, NotReady("a shard is missing"), seconds=0.001)
+    running = asyncio.create_task(job.run())
+    await until(lambda: job.attempts > 2)
+    assert job.unsaved is None
+    job.stop()
+    await running
+    assert job.unsaved is None
+    job = Job(tmp_path)
+    job.is_now(replace(RUNS, models={}))
+    job.stop()
+    await job.run()
+    assert (job.attempts, job.unsaved) == (0, None)
 
-    run(test())
 
-
-def test_a_missing_shard_leaves_the_job_unsaved_and_models_without_values_do_not(tmp_path: Path) -> None:
-    async def test() -> None:
-        missing = NotReady("a shard is missing")
-        job = Job(tmp_path, missing)
-        job.stop()
-        await job.run()
-        assert job.unsaved is missing
-        job = Job(tmp_path, NotReady("no model has values yet"))
-        job._nothing = True
-        job.stop()
-        await job.run()
-        assert job.unsaved is None
-
-    run(test())
+@in_loop
+async def test_a_missing_shard_leaves_the_job_unsaved_and_models_without_values_do_not(tmp_path: Path) -> None:
+    missing = NotReady("a shard is missing")
+    job = Job(tmp_path, missing)
+    job.stop()
+    await job.run()
+    assert job.unsaved is missing
+    job = Job(tmp_path, NotReady("no model has values yet"))
+    job._nothing = True
+    job.stop()
+    await job.run()
+    assert job.unsaved is None
