@@ -56,3 +56,10 @@ def killed(tmp_path, disk):
 def small_blocks(monkeypatch):
     """Several blocks, also of a model of some bytes."""
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
+
+
+@pytest.fixture
+def small_files(small_blocks, monkeypatch):
+    """Several segments and snapshots, also of a model of some bytes."""
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
+    monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)

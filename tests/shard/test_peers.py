@@ -20,6 +20,7 @@ from ps_protocol.v1 import shard_pb2_grpc
 from ps_server.consistency import Position
 from ps_server.serving.rpc_errors import translated
 from ps_server.shard.peers import ShardPeers
+from tests.support.loops import in_loop
 from tests.support.shards import refused_as, running_shard, start
 
 ASKED = (1, "model", 3, Position(2, 7))
@@ -77,34 +78,30 @@ def run(test: Callable[[], object]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
 
 
-def test_the_answer_of_a_shard_is_its_part_of_the_round_asked_for() -> None:
-    async def test() -> None:
-        cluster, other = Cluster(), Other(2.5)
-        async with serving(other) as address:
-            cluster.shows(address)
-            assert [await cluster.peers.round_norm(*ASKED) for _ in range(2)] == [2.5, 2.5]
-            assert cluster.opened == [address], "one channel for all questions"
-            await cluster.peers.close()
-        (first, _) = other.requests
-        assert (first.model, first.epoch, first.position.phase, first.position.clock) == ("model", 3, 2, 7)
-
-    run(test)
+@in_loop
+async def test_the_answer_of_a_shard_is_its_part_of_the_round_asked_for() -> None:
+    cluster, other = Cluster(), Other(2.5)
+    async with serving(other) as address:
+        cluster.shows(address)
+        assert [await cluster.peers.round_norm(*ASKED) for _ in range(2)] == [2.5, 2.5]
+        assert cluster.opened == [address], "one channel for all questions"
+        await cluster.peers.close()
+    (first, _) = other.requests
+    assert (first.model, first.epoch, first.position.phase, first.position.clock) == ("model", 3, 2, 7)
 
 
-def test_a_connection_is_made_ahead_and_what_prevents_it_is_told() -> None:
-    async def test() -> None:
-        cluster, other = Cluster(), Other(0.0)
-        with pytest.raises(Unavailable, match="shard 1 is away"):
+@in_loop
+async def test_a_connection_is_made_ahead_and_what_prevents_it_is_told() -> None:
+    cluster, other = Cluster(), Other(0.0)
+    with pytest.raises(Unavailable, match="shard 1 is away"):
+        await cluster.peers.connect(1, "model")
+    async with serving(other) as address:
+        cluster.shows(address)
+        with pytest.raises(PsError, match=f"shard 1 at {address}"):  # it has no such call
             await cluster.peers.connect(1, "model")
-        async with serving(other) as address:
-            cluster.shows(address)
-            with pytest.raises(PsError, match=f"shard 1 at {address}"):  # it has no such call
-                await cluster.peers.connect(1, "model")
-            assert await cluster.peers.round_norm(*ASKED) == 0.0
-            assert cluster.opened == [address], "the channel is there already"
-            await cluster.peers.close()
-
-    run(test)
+        assert await cluster.peers.round_norm(*ASKED) == 0.0
+        assert cluster.opened == [address], "the channel is there already"
+        await cluster.peers.close()
 
 
 def test_it_asks_again_until_the_shard_knows(caplog: pytest.LogCaptureFixture) -> None:
@@ -124,24 +121,22 @@ def test_it_asks_again_until_the_shard_knows(caplog: pytest.LogCaptureFixture) -
     assert "negative squared norm" in caplog.messages[1]
 
 
-def test_a_shard_that_is_away_is_waited_for_and_found_at_its_next_address() -> None:
-    async def test() -> None:
-        cluster, first, then = Cluster(), Other(1.0), Other(4.0)
-        asking = asyncio.create_task(cluster.peers.round_norm(*ASKED))
-        await asyncio.sleep(0.03)  # time in which the other is away
-        assert cluster.opened == []
-        async with serving(first) as address:
-            cluster.shows(address)
-            assert await asking == 1.0
-        asking = asyncio.create_task(cluster.peers.round_norm(*ASKED))
-        await asyncio.sleep(0.03)  # time in which the other is away
-        async with serving(then) as address:
-            cluster.shows(address)
-            assert await asking == 4.0
-            await cluster.peers.close()
-        assert len(cluster.opened) == 2
-
-    run(test)
+@in_loop
+async def test_a_shard_that_is_away_is_waited_for_and_found_at_its_next_address() -> None:
+    cluster, first, then = Cluster(), Other(1.0), Other(4.0)
+    asking = asyncio.create_task(cluster.peers.round_norm(*ASKED))
+    await asyncio.sleep(0.03)  # time in which the other is away
+    assert cluster.opened == []
+    async with serving(first) as address:
+        cluster.shows(address)
+        assert await asking == 1.0
+    asking = asyncio.create_task(cluster.peers.round_norm(*ASKED))
+    await asyncio.sleep(0.03)  # time in which the other is away
+    async with serving(then) as address:
+        cluster.shows(address)
+        assert await asking == 4.0
+        await cluster.peers.close()
+    assert len(cluster.opened) == 2
 
 
 def test_a_model_whose_gradients_are_not_clipped_over_shards_has_no_norm_to_tell() -> None:

@@ -32,12 +32,7 @@ from tests.support.shards import (
 PLACES = [0, 0, 1, 1, 0]
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Several blocks, segments and snapshots, also of a model of some bytes."""
-    monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
-    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
-    monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
+pytestmark = pytest.mark.usefixtures("small_files")
 
 
 def named(name, optimizer="Adam"):

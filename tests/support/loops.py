@@ -1,13 +1,24 @@
-"""An event loop in a thread, for servers that live beside a synchronous test."""
+"""Event loops: in a thread, for servers that live beside a synchronous test, and around an asynchronous test."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test that is a coroutine on an event loop of its own."""
+
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
 
 
 class LoopThread:

@@ -106,22 +106,3 @@ def test_models_are_named_by_the_order_of_their_optimizers() -> None:
         with pytest.raises(ConfigError, match="model-1"):
             worker.optimizer(torch.optim.SGD, net(), lr=0.1, name="model-1")
         assert set(job.view.models) == set(names)
-
-
-def test_a_barrier_lets_workers_of_a_synchronous_job_have_uneven_data() -> None:
-    with running_job(workers=2) as job, ThreadPoolExecutor(2) as threads:
-        joined = [threads.submit(job.cluster) for _ in range(2)]
-        clusters = [j.result(60) for j in joined]
-        clusters[0].set_mode("sync")
-
-        def run(cluster: Cluster) -> int:
-            with cluster:
-                model = torch.nn.Linear(4, 1)
-                optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
-                for steps in (3 + 2 * cluster.rank, 4 - cluster.rank):
-                    train(cluster, model, optimizer, steps)
-                    cluster.barrier()
-                optimizer.pull()
-                return optimizer.version
-
-        assert [r.result(120) for r in [threads.submit(run, c) for c in clusters]] == [5 + 4, 5 + 4]

@@ -32,15 +32,7 @@ from tests.support.shards import (
     whole_map,
 )
 
-pytestmark = pytest.mark.usefixtures("disk")
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Several blocks, segments and snapshots, also of a model of some bytes."""
-    monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
-    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
-    monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
+pytestmark = pytest.mark.usefixtures("disk", "small_files")
 
 
 @pytest.mark.parametrize(("optimizer", "rule"), paired([*OPTIMIZERS, user_optimizers.Counting], [NEVER, OFTEN]))

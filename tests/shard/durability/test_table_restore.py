@@ -14,6 +14,7 @@ from ps_server.log.entries import BucketsPut
 from ps_server.shard import placing as shard_restore
 from ps_server.tables.bucket_contents import BucketContents
 from tests.shard.disks import shard_on
+from tests.support.loops import in_loop
 from tests.support.shards import load
 from tests.support.tables import spec_with, table_spec, whole_table_map
 
@@ -45,7 +46,8 @@ def test_rows_without_values_are_no_restored_model_and_both_are(tmp_path: Path) 
         assert model.tables[0].rows == 1
 
 
-def test_a_restore_whose_caller_goes_waits_for_what_is_being_read(monkeypatch):
+@in_loop
+async def test_a_restore_whose_caller_goes_waits_for_what_is_being_read(monkeypatch):
     """A generator at work in a thread cannot be closed."""
     reading, goes_on = threading.Event(), threading.Event()
 
@@ -56,16 +58,12 @@ def test_a_restore_whose_caller_goes_waits_for_what_is_being_read(monkeypatch):
 
     monkeypatch.setattr(shard_restore, "batches", slowly)
     monkeypatch.setattr(shard_restore, "read", lambda *_: (None, []))
-
-    async def body() -> None:
-        restoring = asyncio.create_task(
-            shard_restore.restore(None, SimpleNamespace(layout=None), only_first=False)  # type: ignore[arg-type]
-        )
-        await asyncio.to_thread(reading.wait, 20)
-        restoring.cancel()
-        await asyncio.sleep(0)
-        goes_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await restoring
-
-    asyncio.run(body())
+    restoring = asyncio.create_task(
+        shard_restore.restore(None, SimpleNamespace(layout=None), only_first=False)  # type: ignore[arg-type]
+    )
+    await asyncio.to_thread(reading.wait, 20)
+    restoring.cancel()
+    await asyncio.sleep(0)
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await restoring

@@ -19,12 +19,7 @@ from tests.support.shards import load, refused_as, wait_until
 HERE, THERE = [0, 0, 1, 1, 0], [0, 1, 2, 0, 2]
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Several blocks, segments and snapshots, also of a model of some bytes."""
-    monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
-    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
-    monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
+pytestmark = pytest.mark.usefixtures("small_files")
 
 
 POINTS = [

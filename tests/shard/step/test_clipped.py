@@ -25,6 +25,7 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push import IncomingPush, require_norm
 from ps_server.state.model_state import new_model
 from ps_server.state.region import Region
+from tests.support.loops import in_loop
 from tests.support.shards import RecordingLog, simple_spec
 
 CLIP = 1.0
@@ -97,184 +98,160 @@ async def shard(consistency: Consistency = SYNC, workers: int = 2) -> AsyncItera
         made.executor.close()
 
 
-def run(test: Callable[[], object]) -> None:
-    asyncio.run(test())  # type: ignore[arg-type]
+@in_loop
+async def test_a_round_is_scaled_by_the_norm_over_both_shards_and_the_log_holds_the_part_of_this_one() -> None:
+    async with shard() as at:
+        await at.push(0, value=1.0)
+        await at.push(1, value=3.0)
+        await at.closed()
+        assert at.peer.asked == [(1, "model", 1, Position(0, 1))]
+        assert (at.model.tracker.version, at.log.updates) == (0, [])
+        assert at.model.tracker.blocker(Position(0, 1)) == "the gradient norm of step 1 on shard 1"
+        at.peer.answer.set_result(52.0)
+        await at.until(lambda: at.model.tracker.version)
+        await at.model.settled()
+        # The mean is 2 in each of 12 elements: 48, and 52 elsewhere.
+        expected = torch.full((4, 3), 2.0 * CLIP / (math.sqrt(48.0 + 52.0) + 1e-6))
+        torch.testing.assert_close(at.applied(), expected)
+        (update, _), *more = at.log.updates
+        assert (update.step.squared_norm, more) == (48.0, [])
 
 
-def test_a_round_is_scaled_by_the_norm_over_both_shards_and_the_log_holds_the_part_of_this_one() -> None:
-    async def test() -> None:
-        async with shard() as at:
-            await at.push(0, value=1.0)
-            await at.push(1, value=3.0)
-            await at.closed()
-            assert at.peer.asked == [(1, "model", 1, Position(0, 1))]
-            assert (at.model.tracker.version, at.log.updates) == (0, [])
-            assert at.model.tracker.blocker(Position(0, 1)) == "the gradient norm of step 1 on shard 1"
-            at.peer.answer.set_result(52.0)
-            await at.until(lambda: at.model.tracker.version)
-            await at.model.settled()
-            # The mean is 2 in each of 12 elements: 48, and 52 elsewhere.
-            expected = torch.full((4, 3), 2.0 * CLIP / (math.sqrt(48.0 + 52.0) + 1e-6))
-            torch.testing.assert_close(at.applied(), expected)
-            (update, _), *more = at.log.updates
-            assert (update.step.squared_norm, more) == (48.0, [])
-
-    run(test)
+@in_loop
+async def test_a_push_that_comes_while_the_other_shard_is_asked_is_late() -> None:
+    async with shard(Consistency(Mode.SYNC, backup=1), workers=3) as at:
+        await at.push(0)
+        await at.push(1)
+        await at.closed()
+        assert await at.push(2) is Verdict.LATE
+        at.peer.answer.set_result(0.0)
+        await at.until(lambda: at.model.tracker.version)
+        assert len(at.log.updates[0][0].pushes) == 2
 
 
-def test_a_push_that_comes_while_the_other_shard_is_asked_is_late() -> None:
-    async def test() -> None:
-        async with shard(Consistency(Mode.SYNC, backup=1), workers=3) as at:
-            await at.push(0)
-            await at.push(1)
-            await at.closed()
-            assert await at.push(2) is Verdict.LATE
-            at.peer.answer.set_result(0.0)
-            await at.until(lambda: at.model.tracker.version)
-            assert len(at.log.updates[0][0].pushes) == 2
-
-    run(test)
-
-
-def test_the_next_round_is_closed_when_this_one_is_made() -> None:
-    async def test() -> None:
-        async with shard() as at:
-            for clock in (1, 2):
-                for rank in (0, 1):
-                    await at.push(rank, clock)
-            await at.closed()
-            assert len(at.peer.asked) == 1
-            at.peer.answer.set_result(0.0)
-            await at.until(lambda: at.model.tracker.version == 2)
-            assert [position.clock for *_, position in at.peer.asked] == [1, 2]
-            assert [update.pushes[0].position.clock for update, _ in at.log.updates] == [1, 2]
-
-    run(test)
+@in_loop
+async def test_the_next_round_is_closed_when_this_one_is_made() -> None:
+    async with shard() as at:
+        for clock in (1, 2):
+            for rank in (0, 1):
+                await at.push(rank, clock)
+        await at.closed()
+        assert len(at.peer.asked) == 1
+        at.peer.answer.set_result(0.0)
+        await at.until(lambda: at.model.tracker.version == 2)
+        assert [position.clock for *_, position in at.peer.asked] == [1, 2]
+        assert [update.pushes[0].position.clock for update, _ in at.log.updates] == [1, 2]
 
 
-def test_another_shard_is_answered_once_this_one_has_the_pushes_and_in_between_now_and_then(
+@in_loop
+async def test_another_shard_is_answered_once_this_one_has_the_pushes_and_in_between_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ps_server.shard.times.NORM_SECONDS", 0.01)
-
-    async def test() -> None:
-        async with shard() as at:
-            assert await at.model.clipped.part(Position(0, 1)) is None
-            monkeypatch.setattr("ps_server.shard.times.NORM_SECONDS", 60.0)
-            asking = asyncio.create_task(at.model.clipped.part(Position(0, 1)))
-            await at.push(0, value=2.0)
-            assert not asking.done()
-            await at.push(1, value=2.0)
-            assert await asking == 48.0
-            at.peer.answer.set_result(0.0)
-            await at.until(lambda: at.model.tracker.version)
-            assert await at.model.clipped.part(Position(0, 1)) == 48.0
-
-    run(test)
+    async with shard() as at:
+        assert await at.model.clipped.part(Position(0, 1)) is None
+        monkeypatch.setattr("ps_server.shard.times.NORM_SECONDS", 60.0)
+        asking = asyncio.create_task(at.model.clipped.part(Position(0, 1)))
+        await at.push(0, value=2.0)
+        assert not asking.done()
+        await at.push(1, value=2.0)
+        assert await asking == 48.0
+        at.peer.answer.set_result(0.0)
+        await at.until(lambda: at.model.tracker.version)
+        assert await at.model.clipped.part(Position(0, 1)) == 48.0
 
 
-def test_nobody_is_asked_about_a_round_of_skipped_pushes() -> None:
-    async def test() -> None:
-        async with shard() as at:
-            for rank in (0, 1):
-                info = PushInfo(WorkerKey(rank, WORKERS[rank]), 1, Position(0, 1), 0, skipped=True)
-                await at.model.push(IncomingPush(info, None, frozenset(), SPEC.group_options))
-            assert (at.model.tracker.applied, at.peer.asked) == (Position(0, 1), [])
-            assert await at.model.clipped.part(Position(0, 1)) == 0.0
-
-    run(test)
+@in_loop
+async def test_nobody_is_asked_about_a_round_of_skipped_pushes() -> None:
+    async with shard() as at:
+        for rank in (0, 1):
+            info = PushInfo(WorkerKey(rank, WORKERS[rank]), 1, Position(0, 1), 0, skipped=True)
+            await at.model.push(IncomingPush(info, None, frozenset(), SPEC.group_options))
+        assert (at.model.tracker.applied, at.peer.asked) == (Position(0, 1), [])
+        assert await at.model.clipped.part(Position(0, 1)) == 0.0
 
 
-def test_while_the_model_is_paused_the_round_waits_and_then_is_made() -> None:
-    async def test() -> None:
-        async with shard() as at:
-            await at.push(0)
-            await at.push(1)
-            await at.closed()
-            at.model.gate.pause()
-            at.peer.answer.set_result(0.0)
-            await asyncio.sleep(0.01)
-            assert at.model.clipped.is_closed
-            assert at.model.tracker.version == 0
-            at.model.resume()
-            assert at.model.tracker.version == 1
-
-    run(test)
+@in_loop
+async def test_while_the_model_is_paused_the_round_waits_and_then_is_made() -> None:
+    async with shard() as at:
+        await at.push(0)
+        await at.push(1)
+        await at.closed()
+        at.model.gate.pause()
+        at.peer.answer.set_result(0.0)
+        await asyncio.sleep(0.01)
+        assert at.model.clipped.is_closed
+        assert at.model.tracker.version == 0
+        at.model.resume()
+        assert at.model.tracker.version == 1
 
 
-def test_a_quiesce_waits_until_the_round_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async with shard() as at:
-            registry = Registry(ShardContext(0, at.executor, fetch_shard_map=None))  # type: ignore[arg-type]
-            registry._models["model"] = at.model
-            quiescence = quiesce.Quiescence(0, registry)
-            await at.push(0)
-            await at.push(1)
-            await at.closed()
-            targets = [ModelPosition("model", {(0, 1): 1, (1, 2): 1}, 0, 0)]
-            quiescence.pause("one", 60)
-            with monkeypatch.context() as quick:
-                quick.setattr("ps_server.shard.times.CATCH_UP_SECONDS", 0.01)
-                with pytest.raises(Unavailable, match="norm of other shards"):
-                    await quiescence.catch_up("one", targets, 60)
-            quiescence.pause("two", 60)
-            reaching = asyncio.create_task(quiescence.catch_up("two", targets, 60))
-            await asyncio.sleep(0)
-            at.peer.answer.set_result(0.0)
-            (reached,) = await reaching
-            assert (reached.clock, at.model.gate.paused) == (1, True)
-            quiescence.resume("two")
-
-    run(test)
+@in_loop
+async def test_a_quiesce_waits_until_the_round_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shard() as at:
+        registry = Registry(ShardContext(0, at.executor, fetch_shard_map=None))  # type: ignore[arg-type]
+        registry._models["model"] = at.model
+        quiescence = quiesce.Quiescence(0, registry)
+        await at.push(0)
+        await at.push(1)
+        await at.closed()
+        targets = [ModelPosition("model", {(0, 1): 1, (1, 2): 1}, 0, 0)]
+        quiescence.pause("one", 60)
+        with monkeypatch.context() as quick:
+            quick.setattr("ps_server.shard.times.CATCH_UP_SECONDS", 0.01)
+            with pytest.raises(Unavailable, match="norm of other shards"):
+                await quiescence.catch_up("one", targets, 60)
+        quiescence.pause("two", 60)
+        reaching = asyncio.create_task(quiescence.catch_up("two", targets, 60))
+        await asyncio.sleep(0)
+        at.peer.answer.set_result(0.0)
+        (reached,) = await reaching
+        assert (reached.clock, at.model.gate.paused) == (1, True)
+        quiescence.resume("two")
 
 
-def test_a_model_that_stops_asks_nobody_any_more_and_answers_with_what_stopped_it() -> None:
-    async def test() -> None:
-        async with shard() as at:
-            asking = asyncio.create_task(at.model.clipped.part(Position(0, 9)))
-            await at.push(0)
-            await at.push(1)
-            await at.closed()
-            exchange = at.model.clipped._exchange
-            at.model.stop(Unavailable("the shard stops"))
-            with pytest.raises(Unavailable, match="the shard stops"):
-                await asking
-            with pytest.raises(asyncio.CancelledError):
-                await exchange
-            at.peer.answer.set_result(0.0)
-            assert at.model.tracker.version == 0
-
-    run(test)
+@in_loop
+async def test_a_model_that_stops_asks_nobody_any_more_and_answers_with_what_stopped_it() -> None:
+    async with shard() as at:
+        asking = asyncio.create_task(at.model.clipped.part(Position(0, 9)))
+        await at.push(0)
+        await at.push(1)
+        await at.closed()
+        exchange = at.model.clipped._exchange
+        at.model.stop(Unavailable("the shard stops"))
+        with pytest.raises(Unavailable, match="the shard stops"):
+            await asking
+        with pytest.raises(asyncio.CancelledError):
+            await exchange
+        at.peer.answer.set_result(0.0)
+        assert at.model.tracker.version == 0
 
 
 @pytest.mark.parametrize("error", [InternalError("the answer makes no sense"), ValueError("a bug")])
-def test_an_error_while_the_norm_is_taken_stops_the_model(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+@in_loop
+async def test_an_error_while_the_norm_is_taken_stops_the_model(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.CRITICAL)
-
-    async def test() -> None:
-        async with shard() as at:
-            at.peer.answer.set_exception(error)
-            await at.push(0)
-            await at.push(1)
-            with pytest.raises(InternalError):
-                await at.model.stopped()
-
-    run(test)
+    async with shard() as at:
+        at.peer.answer.set_exception(error)
+        await at.push(0)
+        await at.push(1)
+        with pytest.raises(InternalError):
+            await at.model.stopped()
 
 
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SSP])
-def test_a_push_that_is_applied_alone_is_scaled_by_the_norm_that_its_worker_told(mode: Mode) -> None:
-    async def test() -> None:
-        async with shard(Consistency(mode, staleness=4)) as at:
-            await at.push(0, value=3.0, squared_norm=400.0)
-            await at.push(1, value=3.0, squared_norm=0.25)
-            await at.model.settled()
-            torch.testing.assert_close(at.applied(), torch.full((4, 3), 3.0))
-            at.log.updates.pop()
-            torch.testing.assert_close(at.applied(), torch.full((4, 3), 3.0 / (20.0 + 1e-6)))
-            assert at.peer.asked == []
-
-    run(test)
+@in_loop
+async def test_a_push_that_is_applied_alone_is_scaled_by_the_norm_that_its_worker_told(mode: Mode) -> None:
+    async with shard(Consistency(mode, staleness=4)) as at:
+        await at.push(0, value=3.0, squared_norm=400.0)
+        await at.push(1, value=3.0, squared_norm=0.25)
+        await at.model.settled()
+        torch.testing.assert_close(at.applied(), torch.full((4, 3), 3.0))
+        at.log.updates.pop()
+        torch.testing.assert_close(at.applied(), torch.full((4, 3), 3.0 / (20.0 + 1e-6)))
+        assert at.peer.asked == []
 
 
 @pytest.mark.parametrize("told", [None, -1.0, math.nan])

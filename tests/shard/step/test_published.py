@@ -8,6 +8,7 @@ import pytest
 
 from ps_server.shard.execution import executor
 from ps_server.shard.step.published import CopyInProgress
+from tests.support.loops import in_loop
 from tests.support.shards import StubStream, flat, gradients, load, running_shard, simple_spec, wait_until, whole_map
 
 
@@ -98,17 +99,15 @@ def test_an_update_does_not_wait_long_for_a_reader_of_shared_memory_that_stands_
         assert newest.region is not published.region
 
 
-def test_memory_for_gradients_is_taken_when_no_copy_is_being_made():
-    async def wait_for_copy():
-        copies = CopyInProgress()
-        await copies.ended()
-        copies.begin()
-        waiting = [asyncio.ensure_future(copies.ended()) for _ in range(2)]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert not any(future.done() for future in waiting)
-        copies.end()
-        await asyncio.gather(*waiting)
-        await copies.ended()
-
-    asyncio.run(wait_for_copy())
+@in_loop
+async def test_memory_for_gradients_is_taken_when_no_copy_is_being_made():
+    copies = CopyInProgress()
+    await copies.ended()
+    copies.begin()
+    waiting = [asyncio.ensure_future(copies.ended()) for _ in range(2)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not any(future.done() for future in waiting)
+    copies.end()
+    await asyncio.gather(*waiting)
+    await copies.ended()

@@ -14,42 +14,29 @@ from tests.support.shards import StubStream, error_of, flat, gradients, refused_
 TWICE = [Option(name="lr", value=OptionValue(number=rate)) for rate in (0.1, 0.2)]
 
 
+def push(**fields):
+    return {"push": pb.PushHeader(**{"sequence": 1, "clock": 1} | fields)}
+
+
+def options(*given):
+    return push(groups=[Options(options=given)])
+
+
 BAD_MESSAGES = {
     "a chunk without a header": ([{"chunk": pb.Chunk(payload=b"x")}], "a chunk came that belongs to no payload"),
-    "a chunk out of order": (
-        [{"push": pb.PushHeader(sequence=1, clock=1)}, {"chunk": pb.Chunk(position=8, payload=b"x")}],
-        "position 0",
-    ),
-    "more bytes than the model has": (
-        [{"push": pb.PushHeader(sequence=1, clock=1)}, {"chunk": pb.Chunk(payload=bytes(1000))}],
-        "at most 128 bytes",
-    ),
-    "a header inside a payload": ([{"push": pb.PushHeader(sequence=1, clock=1)}] * 2, "128 more bytes"),
-    "an absent slice that does not exist": (
-        [{"push": pb.PushHeader(sequence=1, clock=1, absent=[9])}],
-        "indexes below 2",
-    ),
-    "an unknown argument": (
-        [{"push": pb.PushHeader(sequence=1, clock=1, groups=[options_to_pb({"speed": 1})])}],
-        "'speed'",
-    ),
-    "an argument of another kind": (
-        [{"push": pb.PushHeader(sequence=1, clock=1, groups=[options_to_pb({"lr": "fast"})])}],
-        "lr='fast'",
-    ),
-    "too many groups": ([{"push": pb.PushHeader(sequence=1, clock=1, groups=[Options(), Options()])}], "groups"),
-    "an option without a value": (
-        [{"push": pb.PushHeader(sequence=1, clock=1, groups=[Options(options=[Option(name="lr")])])}],
-        "no value",
-    ),
-    "an option that comes twice": (
-        [{"push": pb.PushHeader(sequence=1, clock=1, groups=[Options(options=TWICE)])}],
-        "given twice",
-    ),
-    "a negative weight": ([{"push": pb.PushHeader(sequence=1, clock=1, weight=-1.0)}], "positive finite"),
-    "an infinite weight": ([{"push": pb.PushHeader(sequence=1, clock=1, weight=float("inf"))}], "positive finite"),
-    "a weight that is no number": ([{"push": pb.PushHeader(sequence=1, clock=1, weight=float("nan"))}], "positive"),
-    "no sequence": ([{"push": pb.PushHeader(clock=1)}], "sequence"),
+    "a chunk out of order": ([push(), {"chunk": pb.Chunk(position=8, payload=b"x")}], "position 0"),
+    "more bytes than the model has": ([push(), {"chunk": pb.Chunk(payload=bytes(1000))}], "at most 128 bytes"),
+    "a header inside a payload": ([push()] * 2, "128 more bytes"),
+    "an absent slice that does not exist": ([push(absent=[9])], "indexes below 2"),
+    "an unknown argument": ([push(groups=[options_to_pb({"speed": 1})])], "'speed'"),
+    "an argument of another kind": ([push(groups=[options_to_pb({"lr": "fast"})])], "lr='fast'"),
+    "too many groups": ([push(groups=[Options(), Options()])], "groups"),
+    "an option without a value": ([options(Option(name="lr"))], "no value"),
+    "an option that comes twice": ([options(*TWICE)], "given twice"),
+    "a negative weight": ([push(weight=-1.0)], "positive finite"),
+    "an infinite weight": ([push(weight=float("inf"))], "positive finite"),
+    "a weight that is no number": ([push(weight=float("nan"))], "positive"),
+    "no sequence": ([push(sequence=0)], "sequence"),
     "a second Open": ([{"open": pb.Open(model="model")}], "step stream"),
 }
 

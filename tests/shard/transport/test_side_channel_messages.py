@@ -18,6 +18,7 @@ from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, framed
 from ps_server.shard.transport.socket_stream import SocketServerTransport
 from ps_server.state.region import Region
+from tests.support.loops import in_loop
 from tests.support.shards import (
     StubStream,
     simple_spec,
@@ -202,33 +203,30 @@ def test_a_release_of_nothing_is_no_harm():
             channel.send(release=pb.Release())
 
 
-def test_a_descriptor_waits_for_room_in_the_socket_as_every_message_does():
+@in_loop
+async def test_a_descriptor_waits_for_room_in_the_socket_as_every_message_does():
     layout = Layout.of(whole_map(simple_spec(*LARGE)), 0)
-
-    async def lend() -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        carrier = SocketServerTransport(PlainCarrier(ours), stall_seconds=10)
-        region = Region(layout)
-        await carrier.share([region])
-        theirs.recv(1 << 10)
-        filled = 0
-        with suppress(BlockingIOError):
-            while True:
-                filled += ours.send(b"x" * 1000, socket.MSG_DONTWAIT)
-        sending = asyncio.create_task(carrier.send_parameters(StepAnswer(), region, layout.ranges()))
-        await asyncio.wait([sending], timeout=0.05)
-        assert not sending.done()
-        received = await asyncio.to_thread(_drain, theirs, filled)
-        head, descriptors, _, _ = await asyncio.to_thread(socket.recv_fds, theirs, 1 << 10, 4)
-        assert (received, len(descriptors)) == (filled, 1)
-        assert pb.StepReply.FromString(head[LENGTH.size :]).result.segment == 1
-        carrier.released()
-        await sending
-        os.close(descriptors[0])
-        theirs.close()
-        carrier.close()
-
-    asyncio.run(lend())
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    carrier = SocketServerTransport(PlainCarrier(ours), stall_seconds=10)
+    region = Region(layout)
+    await carrier.share([region])
+    theirs.recv(1 << 10)
+    filled = 0
+    with suppress(BlockingIOError):
+        while True:
+            filled += ours.send(b"x" * 1000, socket.MSG_DONTWAIT)
+    sending = asyncio.create_task(carrier.send_parameters(StepAnswer(), region, layout.ranges()))
+    await asyncio.wait([sending], timeout=0.05)
+    assert not sending.done()
+    received = await asyncio.to_thread(_drain, theirs, filled)
+    head, descriptors, _, _ = await asyncio.to_thread(socket.recv_fds, theirs, 1 << 10, 4)
+    assert (received, len(descriptors)) == (filled, 1)
+    assert pb.StepReply.FromString(head[LENGTH.size :]).result.segment == 1
+    carrier.released()
+    await sending
+    os.close(descriptors[0])
+    theirs.close()
+    carrier.close()
 
 
 def _drain(sock: socket.socket, size: int) -> int:

@@ -91,7 +91,7 @@ def table_and_rows(each: object) -> tuple[int, int]:
     return each.table, each.rows  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("when", ["before the pass", "between pass and backward"])
+@pytest.mark.parametrize("when", ["before the pass", "by the model", "between pass and backward"])
 def test_zero_grad_takes_away_what_has_a_gradient_and_nothing_else(session: FakeSession, when: str) -> None:
     model, optimizer = on_shards(session)
     reference, plain = in_torch()
@@ -99,8 +99,11 @@ def test_zero_grad_takes_away_what_has_a_gradient_and_nothing_else(session: Fake
         module(batches(1, seed=9)[0]).sum().backward()
         if when == "before the pass":
             own.zero_grad()
+        if when == "by the model":
+            module.zero_grad()
         loss = module(batches(1)[0]).square().mean()
-        own.zero_grad()
+        if when != "by the model":
+            own.zero_grad()
         loss.backward()
         own.step()
     assert_same(model, reference)
@@ -160,17 +163,6 @@ def test_a_kept_graph_adds_to_rows_that_were_clipped(session: FakeSession) -> No
             for loss in losses:
                 loss.backward(retain_graph=True)
             nn.utils.clip_grad_norm_(module.parameters(), 0.5)
-        own.step()
-    assert_same(model, reference)
-
-
-def test_the_model_s_own_zero_grad_drops_gradients_of_rows(session: FakeSession) -> None:
-    model, optimizer = on_shards(session)
-    reference, plain = in_torch()
-    for module, own in ((model, optimizer), (reference, plain)):
-        module(batches(1, seed=9)[0]).sum().backward()
-        module.zero_grad()
-        module(batches(1)[0]).square().mean().backward()
         own.step()
     assert_same(model, reference)
 
