@@ -189,7 +189,7 @@ def check_ready_file(path: Path | None) -> None:
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
-        reason = "it is a folder" if path.is_dir() else ""
+        reason = "it is a folder" if path.is_dir() else "it is a device" if path.exists() and not path.is_file() else ""
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:

@@ -79,7 +79,7 @@ def test_a_ready_file_is_one_in_a_folder_that_can_be_written_or_a_pipe(tmp_path:
     os.mkfifo(tmp_path / "pipe")
     check_ready_file(tmp_path / "pipe")
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
-    for path in (tmp_path, tmp_path / "pipe" / "x", Path("/nope/x")):
+    for path in (tmp_path, tmp_path / "pipe" / "x", Path("/nope/x"), Path("/dev/full")):
         with pytest.raises(ConfigError, match=r"the ready file .* cannot be written"):
             check_ready_file(path)
 

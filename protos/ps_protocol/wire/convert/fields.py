@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, get_args, get_or
 from google.protobuf.message import Message
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.text import printable
 
 D = TypeVar("D")
 E = TypeVar("E", bound=Enum)
@@ -170,7 +171,7 @@ def _by_type(hint: Any, how: object, text: Convert | None) -> tuple[Convert | No
 
 def _unknown(numbers: EnumNumbers[Any], wire: str) -> Callable[[Any], NoReturn]:
     def refuse(message: Any) -> NoReturn:
-        owner = f"{message.DESCRIPTOR.name} '{message.name}'" if hasattr(message, "name") else message.DESCRIPTOR.name
-        numbers.refuse(getattr(message, wire), f"{wire} of {owner}")
+        name = f" '{printable(message.name)}'" if hasattr(message, "name") else ""
+        numbers.refuse(getattr(message, wire), f"{wire} of {message.DESCRIPTOR.name}{name}")
 
     return refuse
