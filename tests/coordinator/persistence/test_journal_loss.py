@@ -71,17 +71,15 @@ def test_a_journal_whose_write_ahead_log_was_damaged_is_refused_and_left_as_it_w
     assert (folder / WAL).read_bytes() == before
 
 
-def test_the_write_ahead_log_removed_is_a_refusal(folder: Path) -> None:
-    (folder / WAL).unlink()
-    with pytest.raises(DamagedData, match="older than what was on disk"):
+@pytest.mark.parametrize(
+    ("name", "said", "other"),
+    [(WAL, "older than what was on disk", FILE_NAME), (FILE_NAME, "not a whole journal", WAL)],
+)
+def test_a_file_removed_is_a_refusal_and_the_other_stays(folder: Path, name: str, said: str, other: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(DamagedData, match=said):
         read(folder)
-
-
-def test_the_main_file_removed_is_a_refusal_and_the_write_ahead_log_stays(folder: Path) -> None:
-    (folder / FILE_NAME).unlink()
-    with pytest.raises(DamagedData, match="not a whole journal"):
-        read(folder)
-    assert (folder / WAL).exists()
+    assert (folder / other).exists()
 
 
 def test_one_damage_anywhere_gives_all_commits_or_a_refusal(killed: Path, tmp_path: Path) -> None:

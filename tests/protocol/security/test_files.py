@@ -40,16 +40,13 @@ def refusal(settings: SecuritySettings, **named: bool) -> str:
     return str(caught.value)
 
 
-def test_an_expired_certificate_is_refused_with_its_file_and_date(tmp_path):
+def test_a_certificate_and_an_authority_that_have_expired_are_refused_with_file_and_date(tmp_path):
     settings = server_settings(tmp_path)
-    write_pair(tmp_path, "server", authority().issue("coordinator/job", ["localhost"], days=-1))
-    assert f"{tmp_path}/server.pem has expired on 20" in refusal(settings)
-
-
-def test_an_authority_that_has_expired_is_refused(tmp_path):
-    settings = server_settings(tmp_path)
-    write_pair(tmp_path, "ca", Authority.make(days=-1).own)
-    assert f"{tmp_path}/ca.pem has expired on 20" in refusal(settings)
+    expired = authority().issue("coordinator/job", ["localhost"], days=-1)
+    for name, pair in (("server", expired), ("ca", Authority.make(days=-1).own)):
+        server_settings(tmp_path)
+        write_pair(tmp_path, name, pair)
+        assert f"{tmp_path}/{name}.pem has expired on 20" in refusal(settings)
 
 
 def test_a_key_of_another_certificate_is_refused(tmp_path):
