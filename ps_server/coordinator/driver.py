@@ -147,7 +147,7 @@ class Driver:
         holder is refused at the holder's next heartbeat. Raises PlaceTaken after ``wait_seconds``.
         """
         deadline = self._clock() + wait_seconds
-        begin = (membership := self._state.membership).heard(ask.role)
+        begin = (membership := self._state.membership).heartbeats(ask.role)
         while True:
             self._publisher.check_open()
             try:

@@ -37,7 +37,9 @@ EXPECTED = COORDINATOR.gauge(
     "Members that a running job needs: shards that hold slices, and workers of a fixed number.",
     "role",
 )
-HEARTBEAT_AGE = COORDINATOR.gauge("heartbeat_age_seconds", "The longest time since a live member was heard of.", "role")
+HEARTBEAT_AGE = COORDINATOR.gauge(
+    "heartbeat_age_seconds", "The longest time since the last heartbeat of a live member.", "role"
+)
 INCARNATIONS = COORDINATOR.counter("incarnations_total", "Processes that joined.", "role")
 EXPIRATIONS = COORDINATOR.counter("lease_expirations_total", "Members lost because no heartbeat came.", "role")
 FENCED = COORDINATOR.counter("fenced_calls_total", "Calls refused because their process is not a member any more.")

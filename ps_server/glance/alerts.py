@@ -48,7 +48,7 @@ def _of_shards(shards: Sequence[ShardGlance]) -> Iterator[Alert]:
         elif shard.state in ("missing", "left", "stopped"):
             yield Alert(f"{shard.name} missing", f"{shard.name} is missing")
         elif shard.state == "silent":
-            yield Alert(f"{shard.name} silent", f"{shard.name} has not been heard of for {shard.heard_seconds:.0f} s")
+            yield Alert(f"{shard.name} silent", f"{shard.name} has sent no heartbeat for {shard.heard_seconds:.0f} s")
 
 
 def _of_state(workers: Sequence[WorkerGlance], key: str, words: str, one: Callable[[WorkerGlance], str]) -> list[Alert]:
@@ -60,7 +60,7 @@ def _of_state(workers: Sequence[WorkerGlance], key: str, words: str, one: Callab
 
 
 def _silence(worker: WorkerGlance) -> str:
-    return f"{worker.name} has not been heard of for {worker.heard_seconds:.0f} s"
+    return f"{worker.name} has sent no heartbeat for {worker.heard_seconds:.0f} s"
 
 
 def _of_workers(history: JobHistory, workers: Sequence[WorkerGlance]) -> Iterator[Alert]:
@@ -68,7 +68,7 @@ def _of_workers(history: JobHistory, workers: Sequence[WorkerGlance]) -> Iterato
     ended = [worker for worker in workers if worker.state in ("lost", "failed")]
     silent = [worker for worker in workers if worker.state == "silent"]
     yield from _of_state(ended, "lost", "are lost or failed", lambda worker: f"{worker.name} is {worker.note}")
-    yield from _of_state(silent, "silent", "have not been heard of for long", _silence)
+    yield from _of_state(silent, "silent", "have sent no heartbeat for long", _silence)
     for worker in workers:
         for name, value in worker.reported.items():
             if worker.state == "live" and not math.isfinite(value):

@@ -174,7 +174,7 @@ class Registry:
         """Wait until the view is at least ``revision``. Raises Unavailable when it does not come."""
         if not await self._until(lambda: self._view.revision >= revision):
             raise Unavailable(
-                "this shard has not heard from the coordinator",
+                "this shard has not received the cluster view in time",
                 shard=str(self.context.shard),
                 expected=f"cluster view {revision}",
                 actual=f"cluster view {self._view.revision}",
@@ -379,7 +379,7 @@ def _released(shard: int, name: str) -> ModelReleased:
 def _unheard(shard: int, name: str, epoch: int, known: int) -> Unavailable:
     """The caller knows a newer shard map, of this ``epoch``, than the shard, which has that of epoch ``known``."""
     return Unavailable(
-        f"this shard has not heard of the newest shard map of model '{name}'",
+        f"this shard has not received the newest shard map of model '{name}'",
         shard=str(shard),
         expected=f"epoch {epoch}" if epoch else "a shard map",
         actual=f"epoch {known}" if known else "none",

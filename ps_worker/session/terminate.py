@@ -24,7 +24,7 @@ class Terminated(SystemExit):
         super().__init__(EXIT_CODE)
 
     def __str__(self) -> str:
-        return "the process was told to end (SIGTERM)"
+        return "the process received SIGTERM"
 
 
 class TerminationGuard:

@@ -21,6 +21,6 @@ def test_rules_that_are_named_exist():
 
 def test_alerts_of_the_page_have_the_words_of_the_table():
     source = Path(alerts.__file__).read_text()
-    for words in ("is missing", "has not been heard of", "workers are there", " reports "):
+    for words in ("is missing", "has sent no heartbeat", "workers are there", " reports "):
         assert words in source
         assert words.strip() in PAGE

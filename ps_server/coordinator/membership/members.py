@@ -79,8 +79,8 @@ class MemberRecord:
         heard = max(0.0, now - self.last_heartbeat)
         left = max(0.0, self.lease_end - now)
         return (
-            f"held for {now - self.since:.0f} s, last heard of {heard:.1f} s ago; its lease ends in {left:.1f} s "
-            "unless it is heard of again"
+            f"held for {now - self.since:.0f} s, last heartbeat {heard:.1f} s ago; its lease ends in {left:.1f} s "
+            "unless a heartbeat arrives"
         )
 
     def status(self, now: float, gone: str = "", ended_at: float = 0.0) -> MemberStatus:
@@ -184,7 +184,7 @@ class Members:
         self._gone.append(record.status(now, how, self._clock_began + now))
         self._keep_fate(member, how)
 
-    def heard(self, record: MemberRecord, now: float) -> None:
+    def renew(self, record: MemberRecord, now: float) -> None:
         """Renew the whole lease."""
         record.last_heartbeat, record.disconnected_at, record.spared_seconds = now, None, 0.0
         record.beats += 1

@@ -122,7 +122,7 @@ class DurabilityLedger:
             self._newest[index] = ask.data_incarnation
             self._copies[index] = StateCopies(ask.directory)
 
-    def says(self, shard: Member, directory: str, sync: StandbyReport | None) -> Iterator[str]:
+    def note(self, shard: Member, directory: str, sync: StandbyReport | None) -> Iterator[str]:
         """Record a report of ``shard``: its state in ``directory``, its standby in ``sync``. Yields what has
         changed.
         """
@@ -135,7 +135,7 @@ class DurabilityLedger:
         if sync and sync.number > copies.word:
             self._copies[index] = replace(copies, word=sync.number, standby=sync.directory)
             said = "has everything it acknowledges" if sync.directory else "does not have all it acknowledges"
-            yield f"{shard} says that its standby {said}"
+            yield f"{shard} reports that its standby {said}"
 
 
 class Barrier:
@@ -302,13 +302,13 @@ class MembershipState:
         """The live member of this place and incarnation. Raises Fenced when the place is not this incarnation's."""
         return self._members.find(role, index, incarnation).member
 
-    def heard(self, role: Role) -> Mapping[tuple[int, int], int]:
+    def heartbeats(self, role: Role) -> Mapping[tuple[int, int], int]:
         """The number of heartbeats from each member of ``role``, by number and incarnation."""
         return self._members.beats(role)
 
     def is_silent(self, ask: JoinRequest, begin: Mapping[tuple[int, int], int]) -> bool:
         """Whether the member in the place, or any member of the role, has sent nothing since ``begin``."""
-        holders = {key: beats for key, beats in self.heard(ask.role).items() if ask.index in (None, key[0])}
+        holders = {key: beats for key, beats in self.heartbeats(ask.role).items() if ask.index in (None, key[0])}
         return any(begin.get(key) == beats for key, beats in holders.items())
 
     def statuses(self, now: float) -> tuple[MemberStatus, ...]:
@@ -329,7 +329,7 @@ class MembershipState:
         check_applicant(ask, self._view.now.expected_shards, workers)
         if known := self._members.by_token(ask.token):
             check_repetition(ask, known.member)
-            self._members.heard(known, now)
+            self._members.renew(known, now)
             return StateChange(known.place.joined)
         if ask.index is None and ask.role is Role.WORKER:
             check_free_rank(workers, self._members.ranks)
@@ -390,11 +390,11 @@ class MembershipState:
         ignored from other roles.
         """
         record = self._members.find(role, index, incarnation)
-        self._members.heard(record, now)
+        self._members.renew(record, now)
         record.stats = stats
         if not keeps_state or role is not Role.SHARD:
             return StateChange(None)
-        return StateChange(None, "; ".join(self._ledger.says(record.member, record.place.application.directory, sync)))
+        return StateChange(None, "; ".join(self._ledger.note(record.member, record.place.application.directory, sync)))
 
     def leave(self, role: Role, index: int, incarnation: int, why: str, now: float) -> StateChange[None]:
         """End a membership; ``why`` is empty at a clean end. When the last worker ends cleanly, the job is finished.

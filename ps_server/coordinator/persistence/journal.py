@@ -163,7 +163,7 @@ class Journal:
         """
         known = self._lineage.read_mark(mark) if mark else None
         if known is not None and self._lineage.lacks(known) and not self._accepts_loss:
-            raise _older(self.path, self._lineage.commit, known.number, "a member was told of commit")
+            raise _older(self.path, self._lineage.commit, known.number, "a member received the mark of commit")
 
     def _check(self, noted: WitnessRecord | None) -> None:
         """Raises DamagedData if rows or the last commits are missing."""

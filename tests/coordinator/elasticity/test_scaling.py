@@ -129,7 +129,7 @@ async def test_workers_are_waited_for_and_one_that_is_ended_is_not_asked_for_aga
     assert scaled.told == ["worker 1 has to join", "the job has 2 workers and 2 shards"]
     fewer = asyncio.create_task(scaled.ask(workers=1))
     await until(lambda: len(scaled.told) == 3, "it waits")
-    leave(job, Role.WORKER, 1, "Terminated: the process was told to end (SIGTERM)")
+    leave(job, Role.WORKER, 1, "Terminated: the process received SIGTERM")
     await fewer
     look = look_of(job.driver.status())
     assert (look.wanted, look.lost, len(look.speeds)) == (1, frozenset(), 1)

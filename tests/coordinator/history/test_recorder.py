@@ -105,11 +105,11 @@ def test_an_alert_comes_and_goes_as_events(job: Recorded) -> None:
     job.now += 6.0
     job.beat(worker)
     job.recorder.observe()
-    assert job.events[before:] == ["alert: shard 0 has not been heard of for 6 s"]
+    assert job.events[before:] == ["alert: shard 0 has sent no heartbeat for 6 s"]
     job.recorder.observe()
     job.beat(shard)
     job.recorder.observe()
-    assert job.events[before + 1 :] == ["over: shard 0 has not been heard of for 6 s"]
+    assert job.events[before + 1 :] == ["over: shard 0 has sent no heartbeat for 6 s"]
 
 
 @recorded()

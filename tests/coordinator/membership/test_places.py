@@ -29,7 +29,7 @@ def test_a_second_process_does_not_fence_a_live_one(first: JoinRequest) -> None:
     view = c.state.view
     with pytest.raises(PlaceTaken, match=r"held by another process: node-5, process 77") as caught:
         c.state.membership.join(replace(first, token="second", pid=78), c.now)
-    assert "held for 3 s, last heard of 3.0 s ago; its lease ends in 2.0 s" in caught.value.actual
+    assert "held for 3 s, last heartbeat 3.0 s ago; its lease ends in 2.0 s" in caught.value.actual
     assert ("10.0.0.5:7100" in caught.value.message) == (first is SHARD)
     assert ("--take-over" if first is SHARD else "PS_TAKE_OVER=1") in caught.value.remedy
     assert c.state.view is view

@@ -180,7 +180,7 @@ def test_an_older_copy_of_the_whole_folder_is_shown_by_a_mark(folder: Path) -> N
         journal.write({"a": b"one more"})
         lost = journal.mark
     with Journal.open(copy) as journal:
-        with pytest.raises(DamagedData, match=r"older.*a member was told of commit"):
+        with pytest.raises(DamagedData, match=r"older.*a member received the mark of commit"):
             journal.check_mark(lost)
         for number in range(5):
             # Its own commits have taken the number by now.

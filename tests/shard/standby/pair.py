@@ -10,7 +10,7 @@ from ps_server.log.record import decode_header
 from tests.recovery.cluster import Cluster, Program
 from tests.support.shards import wait_until
 
-HAS_EVERYTHING = "shard 0 says that its standby has everything it acknowledges"
+HAS_EVERYTHING = "shard 0 reports that its standby has everything it acknowledges"
 
 
 class Pair:

@@ -123,7 +123,7 @@ class HostProgram:
             for fields, payload in self._reader.feed(data):
                 self._handle(unpack(fields, payload))
         elif time.monotonic() - self._heard > self._silence_seconds:
-            self._gone = f"nothing was heard of ps-run for {self._silence_seconds:g} s"
+            self._gone = f"no message from ps-run for {self._silence_seconds:g} s"
 
     def _handle(self, message: Message) -> None:
         match message:

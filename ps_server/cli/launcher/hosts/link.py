@@ -319,7 +319,7 @@ class HostLink:
         if not self.ready.done():
             return failure(self._begin.host, self._python, None, self._printed.decode("utf-8", "replace"))
         return Unavailable(
-            f"{self._begin.host}: nothing was heard for {self._begin.silence_seconds:g} s",
+            f"{self._begin.host}: no message for {self._begin.silence_seconds:g} s",
             remedy="see whether the host and the network to it are well",
         )
 
