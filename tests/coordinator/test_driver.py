@@ -9,6 +9,7 @@ from ps_protocol.cluster.view import ClusterView, JoinRequest, MemberStats, Role
 from ps_protocol.errors import Unavailable
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.settings import ClusterSettings
+from ps_worker.session.terminate import Terminated, leave_reason
 
 
 def driven(body: Callable[[Driver], Coroutine[Any, Any, None]], settings: ClusterSettings) -> None:
@@ -141,10 +142,10 @@ def test_closing_ends_watchers_and_parked_barriers() -> None:
 
 def test_losses_are_warnings_and_what_was_asked_for_is_not(caplog: pytest.LogCaptureFixture) -> None:
     async def body(driver: Driver) -> None:
-        for rank, why in enumerate(("StateLost: gone", "KeyboardInterrupt: ", "")):
+        for rank, why in enumerate(("StateLost: gone", "KeyboardInterrupt: ", "", leave_reason(Terminated()))):
             member = driver.join(worker(rank)).member
             driver.leave(member.role, member.index, member.incarnation, why)
-        silent = driver.join(worker(3)).member
+        silent = driver.join(worker(4)).member
         async for view in driver.views(0):
             if silent not in view.members:
                 return
@@ -154,5 +155,5 @@ def test_losses_are_warnings_and_what_was_asked_for_is_not(caplog: pytest.LogCap
     levels = {record.getMessage(): record.levelno for record in caplog.records if "worker" in record.getMessage()}
     losses = [text for text, level in levels.items() if level == logging.WARNING]
     assert any("worker 0 left: StateLost" in text for text in losses)
-    assert any("lease ended: worker 3" in text for text in losses)
-    assert not any("worker 1" in text or "worker 2" in text for text in losses)
+    assert any("lease ended: worker 4" in text for text in losses)
+    assert not any(f"worker {rank}" in text for rank in (1, 2, 3) for text in losses)

@@ -198,8 +198,8 @@ LATE = 0.25
 
 _LEFT = "left"
 _ENDED = f"{_LEFT}: {ENDED}"
-#: The reason of a worker that received SIGTERM begins with this.
-_INTERRUPTED = "KeyboardInterrupt"
+#: The reason of a worker that was asked to end, by Ctrl-C or SIGTERM, begins with one of these.
+_INTERRUPTED = ("KeyboardInterrupt", "Terminated")
 
 
 @dataclass(frozen=True, slots=True)
