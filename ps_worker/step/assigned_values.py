@@ -192,8 +192,10 @@ class AssignedValues:
             return
         action = self._action(overlaps=False)
         if action is WriteAction.ASSIGN:
-            self._sent_at_end(written)
+            sent = self._sent_at_end(written)
             self._assign_after_start(written)
+            # A worker that comes to its end when this one has left would be the lowest, and assign its own.
+            self._wait_for_others_ends(written, sent)
             return
         if self._writes is Writes.REFUSE or action is WriteAction.YIELD:
             self._warn_not_sent(written)
@@ -201,11 +203,7 @@ class AssignedValues:
         if not self._differences(written):
             return
         own = self._digest(written)
-        sent = self._sent_at_end(written)
-        deadline = time.monotonic() + times.LAST_VALUES_SECONDS
-        while not sent and len(self._session.workers) > 1 and time.monotonic() < deadline:
-            time.sleep(OTHERS.longest_seconds)
-            sent = self._sent_at_end(written)
+        sent = self._wait_for_others_ends(written, self._sent_at_end(written))
         lowest = min(sent, default=None)
         if lowest == self._session.rank or (lowest is None and self._action(overlaps=False) is WriteAction.ASSIGN):
             self._assign_after_start(written)
@@ -220,6 +218,14 @@ class AssignedValues:
                 self._warn_not_kept(found)
         else:
             self._warn_not_sent(written)
+
+    def _wait_for_others_ends(self, written: tuple[int, ...], sent: Mapping[int, str]) -> Mapping[int, str]:
+        """``_sent_at_end``, again and again for a moment, while it is empty and other workers live."""
+        deadline = time.monotonic() + times.LAST_VALUES_SECONDS
+        while not sent and len(self._session.workers) > 1 and time.monotonic() < deadline:
+            time.sleep(OTHERS.longest_seconds)
+            sent = self._sent_at_end(written)
+        return sent
 
     def _sent_at_end(self, written: tuple[int, ...]) -> Mapping[int, str]:
         """What workers that have come to their end have set, by rank; empty until all live workers have sent theirs."""

@@ -28,7 +28,7 @@ from ps_server.limits import LIMITS, JobLimits, LimitCounts, ServerLimits, Shard
 from ps_server.serving.metrics import read_limits
 from ps_server.shard import byte_budget
 from ps_server.shard.config import SideChannelConfig
-from tests.coordinator.test_server_limits import Begun, Server, call, refused, serving
+from tests.coordinator.test_server_limits import Begun, Server, refused, serving
 from tests.support.coordinators import running_coordinator
 from tests.support.shards import StubStream, error_of, flat, gradients, running_shard, simple_spec, start, wait_until
 from tests.support.side_channels import BULK, Worker
@@ -88,9 +88,9 @@ def hit_peer_calls() -> None:
 
 def too_many_calls(limit: str, flag: str, **limits: float) -> None:
     with calling(**limits) as (server, connected):
-        held = call(connected(), "unary_unary")
+        held = Begun(connected(), "unary_unary")
         wait_until(lambda: server.handler.begun == 1)
-        error = refused(call(connected(), "unary_unary"))
+        error = refused(Begun(connected(), "unary_unary"))
         assert isinstance(error, Unavailable)
         assert flag in error.remedy
         counted(server.counts, limit)

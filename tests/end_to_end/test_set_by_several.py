@@ -416,10 +416,13 @@ def test_what_is_set_stays_while_a_worker_waits_for_others_in_a_collective_call(
     assert_bitwise(second, found)
 
 
+#: Made once: workers are threads, which would draw from one generator.
+LARGE = torch.nn.Sequential(torch.nn.Linear(6, 3000), torch.nn.Tanh(), torch.nn.Linear(3000, 3))
+
+
 def large() -> torch.nn.Module:
     """More than is compared whole in every step."""
-    torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(6, 3000), torch.nn.Tanh(), torch.nn.Linear(3000, 3))
+    return copy.deepcopy(LARGE)
 
 
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SYNC])
