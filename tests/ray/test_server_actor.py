@@ -95,7 +95,8 @@ def test_a_server_is_served_until_it_is_stopped_and_leaves_nothing(tmp_path: Pat
         actor.stop(60.0)
         wait_until(lambda: bool(ends))
         assert ends == ["shard 1 was stopped; its log is empty"]
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    # Fewer: what earlier tests left may be closed meanwhile.
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
 
 
 def test_a_standby_can_write_its_address_again(tmp_path: Path) -> None:
