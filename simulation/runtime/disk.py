@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simulation.runtime.kernel import Killed, Process
-from simulation.runtime.wait import Wait, kernel
+from simulation.runtime.wait import Wait, kernel, running
 
 WRITE_POINTS = ("write", "sync")
 """Where a process can be made to die: in the middle of a record, and before a file is synced."""
@@ -123,12 +123,15 @@ class Files:
 
     def close(self, descriptor: int) -> None:
         """As ``os.close``."""
-        if descriptor in self._memory:
+        process = running()
+        # Code of a process that has ended is unwound: the number may be that of another one's memory by now.
+        stale = process is not None and descriptor in process.closed_at_end
+        if descriptor in self._memory and not stale:
             self._memory.discard(descriptor)
             os.close(descriptor)
             return
         kernel().check_alive()
-        if process := kernel().process:
+        if process:
             process.descriptors.discard(descriptor)
         os.close(descriptor)
 

@@ -68,6 +68,8 @@ class Process:
         self.environment = environment or {}
         #: Descriptors that it has opened and not closed.
         self.descriptors: set[int] = set()
+        #: Numbers of those that its end has closed: others may have them now.
+        self.closed_at_end: set[int] = set()
         #: Threads that have begun and not ended.
         self.threads: dict[greenlet, None] = {}
         self.tasks: dict[asyncio.Task[Any], None] = {}
@@ -106,7 +108,7 @@ class Process:
         self._kernel.say(self, "ends")
         for descriptor in self.descriptors:
             os.close(descriptor)
-        self.descriptors.clear()
+        self.closed_at_end, self.descriptors = self.descriptors, set()
         for callback in self.at_end:
             callback()
         self._backlog.clear()

@@ -22,6 +22,11 @@ def kernel() -> Kernel:
     return _current
 
 
+def running() -> Process | None:
+    """The process whose code runs now; None also where no simulation runs, as when memory is freed after its end."""
+    return _current.process if _current is not None else None
+
+
 def process() -> Process:
     """The process whose code runs now."""
     found = kernel().process

@@ -21,6 +21,11 @@ def test_a_seed_breaks_no_promise(seed):
     assert run(seed).violation == "", f"replay with: python -m simulation --seed {seed} --trace"
 
 
+def test_the_code_of_an_ended_process_closes_nothing_that_others_have_opened_since():
+    """In this seed a shard is killed while it opens its folder, and its lock's number becomes another one's memory."""
+    assert run(605138).violation == ""
+
+
 @pytest.mark.parametrize(
     "fixed",
     [
