@@ -15,7 +15,7 @@ class Kind(enum.Enum):
     KILL = "kill"
     #: SIGSTOP, then SIGCONT: a machine that hangs, and a clock that jumps.
     FREEZE = "freeze"
-    #: SIGSTOP for good, of a server: whoever started it has to notice, and to replace it.
+    #: SIGSTOP for good, of a server: the program that started it has to notice, and to replace it.
     HANG = "hang"
     #: Every connection through a link ends, and new ones are refused.
     CUT = "cut"

@@ -250,7 +250,7 @@ def test_checkpoints_are_made_at_the_interval_and_at_the_end_and_old_ones_go(tmp
         wait_until(lambda: read(committed(tmp_path)[-1]) == 6)
         wait_until(lambda: len(committed(tmp_path)) == 2)
         wait_until(lambda: list(told[-1].there) == committed(tmp_path))
-    # Whoever shows them is told which are left.
+    # A program that shows them is told which are left.
     assert [each.there[-1] for each in told] == [each.folder for each in told]
     assert max(len(each.there) for each in told) == 2
 

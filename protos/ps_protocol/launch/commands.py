@@ -1,4 +1,4 @@
-"""The command line of a server, whoever starts it: its settings as flags."""
+"""The command line of a server, for every program that starts one: its settings as flags."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ async def _show(descriptor: int) -> None:
         try:
             os.write(descriptor, b".")
         except BlockingIOError:
-            pass  # whoever watches is stopped
+            pass  # the watching program is stopped
         except OSError:
             return
         await asyncio.sleep(times.LIFE_SECONDS)

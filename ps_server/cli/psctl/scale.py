@@ -18,9 +18,9 @@ _INTERRUPTED = 130
 
 _HELP = """Have the job have N workers, M shards, or both, while it trains.
 
-Whoever started the job starts and ends the processes: ps-run, RayCluster, or the --engine of the coordinator. Workers
-with the highest ranks end first, after their step, and what they leased is trained by the others. Slices move off a
-shard before it ends, and onto it after it has started.
+The program that started the job starts and ends the processes: ps-run, RayCluster, or the --engine of the coordinator.
+Workers with the highest ranks end first, after their step, and what they leased is trained by the others. Slices move
+off a shard before it ends, and onto it after it has started.
 
 The command prints what the job waits for, and returns when the job has these numbers. After --timeout or Ctrl-C the job
 still scales to them: psctl status shows them, and the same command waits again. The number of workers can change in a

@@ -227,10 +227,10 @@ def test_a_shard_that_begins_its_snapshots_anew_forgets_no_record_that_none_hold
         unsaved = log.unsaved_records
         shard.loop.run(storage.give_up_snapshots())
 
-        async def anew() -> None:
+        async def begun_again() -> None:
             storage.take_snapshots(lambda: shard.registry.kept)
 
-        shard.loop.run(anew())
+        shard.loop.run(begun_again())
         assert log.unsaved_records == unsaved > 0
         shard.loop.run(storage.snapshotter.take())
         assert log.unsaved_records == 0
