@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ps_protocol.errors import PsError, Unavailable
+from ps_protocol.errors import PsError, Retryable
 from ps_protocol.model.spec import Consistency
 from ps_protocol.retry import Retry
 from ps_worker import times
@@ -68,7 +68,7 @@ def end_no_op_steps(running: Mapping[Future[None], RemoteModel]) -> BaseExceptio
 
 
 def _was_interrupted(future: Future[None], late: set[Future[None]]) -> bool:
-    return future in late and isinstance(future.exception(), Unavailable)
+    return future in late and isinstance(future.exception(), Retryable)
 
 
 LOOKS = Retry(0.2, 2.0)

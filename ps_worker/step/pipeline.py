@@ -508,7 +508,7 @@ class StepPipeline:
         self._session.check()
 
     def interrupt(self) -> None:
-        """From another thread: a call that waits for a shard raises Unavailable, until ``resume``."""
+        """From another thread: a call that waits for a shard raises a Retryable error, until ``resume``."""
         self._interrupted = True
         for stream in self.streams:
             stream.interrupt()

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ps_protocol.errors import StateLost, Unavailable
+from ps_protocol.errors import NotReady, Retryable, StateLost, StorageFull, Unavailable
 from ps_worker.deadlock_avoidance import no_op_steps
 from tests.support.shards import wait_until
 
@@ -14,9 +14,14 @@ from tests.support.shards import wait_until
 class Model:
     """Counts empty steps; from step ``blocks_at`` on a step waits for others, who never come."""
 
-    def __init__(self, blocks_at: int = 1 << 30, error: Exception | None = None) -> None:
+    def __init__(
+        self,
+        blocks_at: int = 1 << 30,
+        error: Exception | None = None,
+        interrupted: type[Retryable] = Unavailable,
+    ) -> None:
         self.steps = self.pulls = 0
-        self._blocks_at, self._error = blocks_at, error
+        self._blocks_at, self._error, self._interrupted_error = blocks_at, error, interrupted
         self._interrupted = threading.Event()
 
     def begin_waiting(self) -> None:
@@ -28,7 +33,7 @@ class Model:
             raise self._error
         if self.steps >= self._blocks_at:
             self._interrupted.wait()
-            raise Unavailable("interrupted")
+            raise self._interrupted_error("interrupted")
 
     def interrupt(self) -> None:
         self._interrupted.set()
@@ -40,8 +45,9 @@ class Model:
         self.pulls += 1
 
 
-def test_models_step_at_their_own_pace_and_take_the_newest_parameters_at_the_end() -> None:
-    stuck, free = Model(blocks_at=2), Model()
+@pytest.mark.parametrize("waits_for", [Unavailable, StorageFull, NotReady])
+def test_models_step_at_their_own_pace_and_take_the_newest_parameters_at_the_end(waits_for: type[Retryable]) -> None:
+    stuck, free = Model(blocks_at=2, interrupted=waits_for), Model()
     with no_op_steps([stuck, free], lambda: True):
         wait_until(lambda: free.steps > 5 and stuck.steps == 2)
     steps = stuck.steps, free.steps
