@@ -100,6 +100,14 @@ def main() -> None:
     "--speeds", default="equal", show_default=True, help="equal, exponential, slow:K, trace:FILE, or 1,1,0.25."
 )
 @click.option("--pushes", type=click.IntRange(1), default=800, show_default=True, help="Of all workers of a training.")
+@click.option(
+    "--warmup",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="Part of the pushes over which the learning rate rises.",
+)
+@click.option("--decay", is_flag=True, help="The learning rate then falls to 0, along a line.")
 @click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="Trainings of each setting.")
 @click.option("--processes", type=click.IntRange(1), default=None, help="At a time. Default: one for each core.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything here.")
@@ -114,6 +122,8 @@ def run(
     counts: Sequence[int],
     speeds: str,
     pushes: int,
+    warmup: float,
+    decay: bool,
     seeds: int,
     processes: int | None,
     json_path: Path | None,
@@ -127,7 +137,7 @@ def run(
     for workers in counts:
         speeds_of(speeds, workers, 0)
     settings = [
-        (task, Setting(optimizer, {"lr": rate, **dict(arguments)}, mode, workers, pushes, rule=rule))
+        (task, Setting(optimizer, {"lr": rate, **dict(arguments)}, mode, workers, pushes, 20, rule, warmup, decay))
         for task in tasks
         for optimizer in optimizers
         for workers in counts
@@ -205,7 +215,7 @@ def _run(runs: Sequence[Run], processes: int | None) -> list[Row]:
 
 
 def _show(rows: Sequence[Row]) -> None:
-    table = Table("task", "setting", "mean", "spread", "diverged", "seconds", "staleness", "dropped")
+    table = Table("task", "setting", "mean", "spread", "score", "diverged", "seconds", "staleness", "dropped")
     for row in rows:
         outcomes = row.outcomes
         table.add_row(
@@ -213,6 +223,7 @@ def _show(rows: Sequence[Row]) -> None:
             _name(row),
             "–" if row.diverged else f"{row.mean:.4g}",
             "–" if row.diverged else f"{row.spread:.2g}",
+            "–" if row.diverged else f"{sum(outcome.score for outcome in outcomes) / len(outcomes):.4g}",
             f"{row.diverged} of {len(outcomes)}",
             f"{sum(outcome.seconds for outcome in outcomes) / len(outcomes):.4g}",
             f"{sum(outcome.mean_staleness for outcome in outcomes) / len(outcomes):.3g}",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import statistics
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import torch
 
 from benchmarks.learning.laboratory import Outcome, Setting, train
 from benchmarks.learning.speeds import speeds_of
@@ -62,7 +66,9 @@ class Row:
         """Everything, as JSON has it: no infinity."""
         setting = asdict(self.setting) | {"consistency": str(self.setting.consistency)}
         outcomes = [
-            asdict(outcome) | {"measure": None if outcome.diverged else outcome.measure, "curve": _finite(outcome)}
+            asdict(outcome)
+            | {"measure": _finite(outcome.measure), "score": _finite(outcome.score)}
+            | {"curve": [(at, pushes, _finite(value)) for at, pushes, value in outcome.curve]}
             for outcome in self.outcomes
         ]
         return {"task": self.task, "speeds": self.speeds, **setting, "outcomes": outcomes}
@@ -74,39 +80,31 @@ def run_all(runs: Sequence[Run], processes: int, on_done: Callable[[int, int], N
     ``on_done`` is told how many of how many are done. Raises what a training raises.
     """
     rows: dict[str, Row] = {}
-    for run in runs:
-        rows.setdefault(_key(run), Row(run.task, run.setting, run.speeds))
-    found: dict[int, Outcome] = {}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_one_thread) as pool:
-        futures = {pool.submit(make, run): number for number, run in enumerate(runs)}
-        try:
-            for future in as_completed(futures):
-                found[futures[future]] = future.result()
-                on_done(len(found), len(runs))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    for number, run in enumerate(runs):
-        rows[_key(run)].outcomes.append(found[number])
+    with ExitStack() as stack:
+        made: Iterator[Outcome] = map(make, runs)
+        if processes > 1:
+            context = multiprocessing.get_context("spawn")
+            made = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context)).map(make, runs)
+        for number, (run, outcome) in enumerate(zip(runs, made, strict=True), 1):
+            row = rows.setdefault(_key(run), Row(run.task, run.setting, run.speeds))
+            row.outcomes.append(outcome)
+            on_done(number, len(runs))
     return list(rows.values())
 
 
 def make(run: Run) -> Outcome:
-    """Make one training."""
-    speeds = speeds_of(run.speeds, run.setting.workers, run.seed)
-    return train(TASKS[run.task](), run.setting, speeds, run.seed)
-
-
-def _one_thread() -> None:
-    import torch
-
+    """Make one training, with one thread of torch: more would change its bits."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        return train(TASKS[run.task](), run.setting, speeds_of(run.speeds, run.setting.workers, run.seed), run.seed)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _key(run: Run) -> str:
     return repr((run.task, run.setting, run.speeds))
 
 
-def _finite(outcome: Outcome) -> list[tuple[float, int, float | None]]:
-    return [(at, pushes, value if abs(value) < float("inf") else None) for at, pushes, value in outcome.curve]
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -48,6 +48,17 @@ class Setting:
     measures: int = 20
     #: Of ``rules.RULES``: what becomes of old gradients in async and ssp.
     rule: str = "plain"
+    #: Part of the pushes over which the learning rate rises from 0.
+    warmup: float = 0.0
+    #: Whether the learning rate then falls to 0 at the last push, along a line.
+    decay: bool = False
+
+    def rate_at(self, done: int) -> float:
+        """What the learning rate is multiplied by after so many pushes."""
+        rising = self.warmup * self.pushes
+        if done < rising:
+            return (done + 1) / (rising + 1)
+        return (self.pushes - done) / (self.pushes - rising) if self.decay else 1.0
 
 
 @dataclass(slots=True)
@@ -56,6 +67,8 @@ class Outcome:
 
     #: Held-out, at the end; infinite where it diverged.
     measure: float
+    #: The task's score, held-out, at the end; NaN where it diverged.
+    score: float
     #: It was given up, or ended no better than it began.
     diverged: bool
     #: Virtual seconds.
@@ -96,16 +109,19 @@ class Laboratory:
         """Raises what a shard raises for an optimizer or arguments that it does not take."""
         self._task, self._setting, self._speeds = task, setting, speeds
         self._model = task.model(seed)
-        self._layout = _layout(self._model, setting)
-        self._options = [dict(setting.options)]
-        made = RULES[setting.rule](setting.workers, setting.options.get("lr", 0.0))
+        made = RULES[setting.rule](setting.workers, setting.options)
+        self._arguments = dict(made.arguments(setting.options))
+        self._layout = _layout(self._model, setting.optimizer, self._arguments)
         #: None where nothing is changed.
         self._rule = None if type(made) is Rule else made
         self._replica = Replica(self._layout)
         self._gradients = Region(self._layout)
-        with torch.no_grad():
-            for index, parameter in enumerate(self._model.parameters()):
-                self._replica.region.slice(index).copy_(parameter)
+        self._parameters = list(self._model.parameters())
+        #: The same memory, outside of autograd.
+        self._values = [parameter.data for parameter in self._parameters]
+        self._views: dict[Region, list[torch.Tensor]] = {}
+        for value, parameter in zip(self._of(self._replica.region), self._values, strict=True):
+            value.copy_(parameter)
         self._tracker = Tracker(setting.consistency)
         self._tracker.members(dict.fromkeys(range(setting.workers), 1))
         self._workers = [
@@ -113,6 +129,7 @@ class Laboratory:
             for rank in range(setting.workers)
         ]
         self._held: dict[PushInfo, Region] = {}
+        self._spare: list[Region] = []
         self._events: list[tuple[float, int]] = []
         self._done = 0
         #: Pushes that the rule dropped.
@@ -146,7 +163,8 @@ class Laboratory:
         counts = self._tracker.counts
         ages = {age: count for age, count in enumerate(counts.staleness) if count}
         dropped = counts.outcomes[Verdict.STALE.value] + counts.outcomes[Verdict.LATE.value] + self._dropped
-        return Outcome(math.inf if diverged else curve[-1][2], diverged, self._now, ages, dropped, curve)
+        measure, score = (math.inf, math.nan) if diverged else (curve[-1][2], self._task.score(self._model))
+        return Outcome(measure, score, diverged, self._now, ages, dropped, curve)
 
     def _marks(self) -> Iterator[float]:
         setting = self._setting
@@ -156,20 +174,18 @@ class Laboratory:
 
     def _push(self, worker: _Worker) -> None:
         """``worker`` has computed: its gradient is one of the parameters that it pulled."""
-        gradients = Region(self._layout) if self._tracker.collects else self._gradients
-        parameters = list(self._model.parameters())
-        with torch.no_grad():
-            for index, parameter in enumerate(parameters):
-                parameter.copy_(worker.pulled.slice(index))
-                parameter.grad = None
-        loss = self._task.loss(self._model, worker.key.rank, self._setting.workers, worker.generator)
-        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = self._gradients
+        if self._tracker.collects:
+            gradients = self._spare.pop() if self._spare else Region(self._layout)
+        torch._foreach_copy_(self._values, self._of(worker.pulled))
+        self._task.loss(self._model, worker.key.rank, self._setting.workers, worker.generator).backward()
         absent = set()
-        for index, parameter in enumerate(parameters):
+        for index, (parameter, place) in enumerate(zip(self._parameters, self._of(gradients), strict=True)):
             if parameter.grad is None:
                 absent.add(index)
             else:
-                gradients.slice(index).copy_(parameter.grad)
+                place.copy_(parameter.grad)
+                parameter.grad = None
         worker.steps += 1
         worker.clock += 1
         worker.waits = True
@@ -178,8 +194,8 @@ class Laboratory:
         decision = self._tracker.push(push)
         match decision.verdict:
             case Verdict.APPLY:
+                step = Step(gradients, frozenset(absent), [self._options()], decision.scale)
                 self._done += 1
-                step = Step(gradients, frozenset(absent), self._options, decision.scale)
                 if self._rule is None:
                     self._replica.apply(step)
                 else:
@@ -188,18 +204,21 @@ class Laboratory:
                 self._held[push] = gradients
             case _:
                 self._done += 1
+                if gradients is not self._gradients:
+                    self._spare.append(gradients)
                 worker.clock = self._tracker.resume(push.position).clock
 
     def _apply(self, rule: Rule, worker: _Worker, staleness: int, step: Step) -> None:
         """Make ``step`` as ``rule`` has it."""
         values = _flat(self._replica.region)
         seconds = self._now - worker.began
+        (options,) = step.options
+        rule.lr = options["lr"]
         push = Pushed(worker.key.rank, staleness, seconds, _flat(step.gradients), _flat(worker.pulled), values)
         factor = rule.take(push)
         if not factor:
             self._dropped += 1
             return
-        (options,) = self._options
         before = values.clone()
         self._replica.apply(replace(step, options=[{**options, "lr": factor * options["lr"]}]))
         rule.applied(values - before)
@@ -207,10 +226,23 @@ class Laboratory:
     def _make(self, ready: Round) -> None:
         """The update of one synchronous round."""
         parts = [self._held.pop(push) for push in ready.contributions]
-        self._done += len(parts)
         if parts:
             absent = average(self._gradients, parts, [frozenset()] * len(parts))
-            self._replica.apply(Step(self._gradients, absent, self._options))
+            self._replica.apply(Step(self._gradients, absent, [self._options()]))
+        self._done += len(parts)
+        self._spare += parts
+
+    def _options(self) -> dict[str, Any]:
+        """The optimizer's arguments now."""
+        factor = self._setting.rate_at(self._done)
+        return self._arguments if factor == 1.0 else {**self._arguments, "lr": self._arguments["lr"] * factor}
+
+    def _of(self, region: Region) -> list[torch.Tensor]:
+        """The variables in ``region``, by index."""
+        found = self._views.get(region)
+        if found is None:
+            found = self._views[region] = [region.slice(index) for index in range(len(self._layout.slices))]
+        return found
 
     def _answer_pulls(self) -> None:
         for worker in self._workers:
@@ -225,9 +257,7 @@ class Laboratory:
                 heapq.heappush(self._events, (self._now + seconds, worker.key.rank))
 
     def _measured(self) -> tuple[float, int, float]:
-        with torch.no_grad():
-            for index, parameter in enumerate(self._model.parameters()):
-                parameter.copy_(self._replica.region.slice(index))
+        torch._foreach_copy_(self._values, self._of(self._replica.region))
         return self._now, self._done, self._task.measure(self._model)
 
 
@@ -240,12 +270,12 @@ def _flat(region: Region) -> torch.Tensor:
     return region.data.view(torch.float32)
 
 
-def _layout(model: nn.Module, setting: Setting) -> Layout:
-    name = f"torch.optim.{setting.optimizer}"
+def _layout(model: nn.Module, optimizer: str, arguments: dict[str, Any]) -> Layout:
+    name = f"torch.optim.{optimizer}"
     variables = tuple(
         Variable(variable, tuple(value.shape), DType.FLOAT32, Kind.PARAMETER, 0)
         for variable, value in model.named_parameters()
     )
-    spec = ModelSpec("model", name, variables, (dict(setting.options),), unsplit=name in SHAPED)
+    spec = ModelSpec("model", name, variables, (dict(arguments),), unsplit=name in SHAPED)
     slices = tuple(Slice(index, 0, variable.rows, 0) for index, variable in enumerate(variables))
     return Layout.of(ShardMap(1, spec, 1, slices), 0)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import click
 import torch
@@ -36,8 +37,11 @@ class Pushed:
 class Rule:
     """The plain rule: each gradient is applied as it comes. Owned by one training."""
 
-    def __init__(self, workers: int, lr: float) -> None:
-        self._workers, self._lr = workers, lr
+    def __init__(self, workers: int, options: Mapping[str, Any]) -> None:
+        """``options``: the optimizer's arguments."""
+        self._workers, self._options = workers, options
+        #: The learning rate now, where a schedule changes it.
+        self.lr: float = options.get("lr", 0.0)
 
     def take(self, push: Pushed) -> float:
         """What the learning rate is multiplied by for this push; 0 drops it."""
@@ -48,6 +52,10 @@ class Rule:
 
     def look_ahead(self, pulled: Tensor) -> None:
         """Change in place what a worker pulls."""
+
+    def arguments(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of the shard's optimizer: ``options`` without what the rule does itself."""
+        return options
 
 
 class Threshold(Rule):
@@ -75,24 +83,37 @@ class Inverse(Rule):
 
 
 class Gap(Rule):
-    """Each element divided by how many usual updates it has moved since the pull (Gap-Aware, Barkai et al. 2020)."""
+    """Each element divided by 1 + how many usual updates it has moved since the pull (Gap-Aware, Barkai et al. 2020).
+
+    A usual update is the root of the mean square of updates before their division: with the mean of divided updates
+    each penalty would make the next one larger.
+    """
 
     _decay = 0.99
 
-    def __init__(self, workers: int, lr: float) -> None:
-        super().__init__(workers, lr)
-        self._usual: Tensor | None = None
+    def __init__(self, workers: int, options: Mapping[str, Any]) -> None:
+        super().__init__(workers, options)
+        self._square: Tensor | None = None
+        self._weight = 0.0
+        self._penalty: Tensor | None = None
 
     def take(self, push: Pushed) -> float:
         """1: the gradient itself is divided."""
-        if self._usual is not None and push.staleness:
-            push.gradient.div_(1 + (push.values - push.pulled).abs() / (self._usual + 1e-12))
+        self._penalty = None
+        if self._square is not None and push.staleness:
+            usual = (self._square / self._weight).sqrt_()
+            self._penalty = (push.values - push.pulled).abs_().div_(usual.add_(1e-12)).add_(1)
+            push.gradient.div_(self._penalty)
         return 1.0
 
     def applied(self, change: Tensor) -> None:
-        """Average the sizes of updates by element."""
-        size = change.abs()
-        self._usual = size if self._usual is None else self._usual.lerp_(size, 1 - self._decay)
+        """Average the squares of updates by element."""
+        square = (change if self._penalty is None else change * self._penalty).square_()
+        self._weight = self._decay * self._weight + 1 - self._decay
+        if self._square is None:
+            self._square = square.mul_(1 - self._decay)
+        else:
+            self._square.lerp_(square, 1 - self._decay)
 
 
 class Compensation(Rule):
@@ -100,8 +121,8 @@ class Compensation(Rule):
 
     _strength, _decay = 2.0, 0.95
 
-    def __init__(self, workers: int, lr: float) -> None:
-        super().__init__(workers, lr)
+    def __init__(self, workers: int, options: Mapping[str, Any]) -> None:
+        super().__init__(workers, options)
         self._square: Tensor | None = None
 
     def take(self, push: Pushed) -> float:
@@ -115,12 +136,14 @@ class Compensation(Rule):
 
 
 class Dana(Rule):
-    """A momentum of 0.9 for each worker; who pulls gets where all momenta lead (DANA-Zero, Hakimi et al. 2019)."""
+    """The optimizer's momentum for each worker; who pulls gets where all momenta lead (DANA-Zero, Hakimi et al. 2019).
 
-    _momentum = 0.9
+    With one worker this is Nesterov's momentum.
+    """
 
-    def __init__(self, workers: int, lr: float) -> None:
-        super().__init__(workers, lr)
+    def __init__(self, workers: int, options: Mapping[str, Any]) -> None:
+        super().__init__(workers, options)
+        self._momentum: float = options.get("momentum", 0.0)
         self._momenta: list[Tensor | None] = [None] * workers
         self._sum: Tensor | None = None
 
@@ -138,7 +161,11 @@ class Dana(Rule):
     def look_ahead(self, pulled: Tensor) -> None:
         """Subtract lr times momentum times the sum of all momenta."""
         if self._sum is not None:
-            pulled.sub_(self._sum, alpha=self._lr * self._momentum)
+            pulled.sub_(self._sum, alpha=self.lr * self._momentum)
+
+    def arguments(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Without momentum, which the rule has made."""
+        return {**options, "momentum": 0.0}
 
 
 class Share(Rule):
@@ -146,21 +173,20 @@ class Share(Rule):
 
     _decay = 0.9
 
-    def __init__(self, workers: int, lr: float) -> None:
-        super().__init__(workers, lr)
+    def __init__(self, workers: int, options: Mapping[str, Any]) -> None:
+        super().__init__(workers, options)
         self._seconds = [math.nan] * workers
 
     def take(self, push: Pushed) -> float:
         """The worker's mean time of a step over the harmonic mean of those of all, so that the factors' mean is 1."""
-        known = self._seconds[push.rank]
-        kept = self._decay if known == known else 0.0
-        self._seconds[push.rank] = (kept * known if kept else 0.0) + (1 - kept) * push.seconds
-        rates = [1 / max(each, 1e-9) for each in self._seconds if each == each]
+        known, now = self._seconds[push.rank], max(push.seconds, 1e-9)
+        self._seconds[push.rank] = own = now if math.isnan(known) else known + (1 - self._decay) * (now - known)
         # Of all pushes a worker makes the share of its rate: the mean of factors over pushes is 1.
-        return self._seconds[push.rank] * sum(rates) / len(rates)
+        ratios = [own / each for each in self._seconds if not math.isnan(each)]
+        return sum(ratios) / len(ratios)
 
 
-RULES: Mapping[str, Callable[[int, float], Rule]] = MappingProxyType(
+RULES: Mapping[str, Callable[[int, Mapping[str, Any]], Rule]] = MappingProxyType(
     {
         "plain": Rule,
         "threshold": Threshold,
@@ -172,13 +198,13 @@ RULES: Mapping[str, Callable[[int, float], Rule]] = MappingProxyType(
         "share": Share,
     }
 )
-"""By the name that commands take; called with the number of workers and the learning rate."""
+"""By the name that commands take; called with the number of workers and the optimizer's arguments."""
 
 
 def check(name: str, optimizer: str, options: Mapping[str, object]) -> None:
     """Raise click.BadParameter where the rule ``name`` does not fit the optimizer."""
-    if name == "dana" and (optimizer != "SGD" or options.get("momentum")):
+    if name == "dana" and (optimizer != "SGD" or not options.get("momentum") or options.get("nesterov")):
         raise click.BadParameter(
-            f"the rule dana has a momentum of its own: it takes SGD without momentum, not {optimizer} "
-            f"with {dict(options)}"
+            f"the rule dana makes the momentum of SGD itself: it takes SGD with momentum above 0 and without nesterov, "
+            f"not {optimizer} with {dict(options)}"
         )
