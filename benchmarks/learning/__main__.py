@@ -22,29 +22,28 @@ from benchmarks.learning.speeds import speeds_of
 from benchmarks.learning.stability import measured, theory
 from benchmarks.learning.tasks import TASKS
 from ps_protocol.errors import PsError
-from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+from ps_protocol.model.spec import Consistency, Mode, StaleRule
 
 
 def consistency_of(text: str) -> Consistency:
-    """What ``sync``, ``sync:BACKUP``, ``async`` and ``ssp:STALENESS`` mean, with ``+scale:T`` or ``+reject:T`` behind.
+    """What ``sync``, ``sync:BACKUP``, ``async`` and ``ssp:STALENESS`` mean, with a rule behind, as ``+scale:workers``.
 
     Raises click.BadParameter.
     """
     name, _, policy = text.partition("+")
     try:
         mode, _, number = name.partition(":")
-        rule, _, threshold = policy.partition(":")
-        stale = {"": StalePolicy.ACCEPT, "scale": StalePolicy.SCALE, "reject": StalePolicy.REJECT}[rule]
+        stale = StaleRule.parse(policy) if policy else None
         match mode:
             case "sync" if not policy:
                 return Consistency(Mode.SYNC, backup=int(number or 0))
             case "async" if not number:
-                return Consistency(Mode.ASYNC, stale_policy=stale, stale_threshold=int(threshold or 0))
+                return Consistency(Mode.ASYNC).with_rule(stale)
             case "ssp":
-                return Consistency(Mode.SSP, int(number), stale_policy=stale, stale_threshold=int(threshold or 0))
-    except (KeyError, ValueError):
+                return Consistency(Mode.SSP, int(number)).with_rule(stale)
+    except (ValueError, PsError):
         pass
-    raise click.BadParameter(f"{text!r} is none of sync, sync:1, async, ssp:4, async+scale:1, ssp:4+reject:8")
+    raise click.BadParameter(f"{text!r} is none of sync, sync:1, async, ssp:4, async+scale:workers, ssp:4+reject:8")
 
 
 class _Modes(click.ParamType):

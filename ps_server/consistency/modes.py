@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+from ps_protocol.model.spec import Consistency, Mode
 from ps_server.consistency.events import FOREVER, Position, PushDecision, PushInfo, Verdict
+from ps_server.consistency.stale import Factor, factor_of
 from ps_server.consistency.vector import ClockVector
 
 
@@ -28,8 +29,8 @@ class Rule(Protocol):
     def lookahead(self) -> int:
         """Steps that a pull may count as standing further on, because its parameters are used later."""
 
-    def decide(self, push: PushInfo, staleness: int, applied: Position) -> PushDecision:
-        """The verdict on a new push. ``applied`` is the last round taken."""
+    def decide(self, push: PushInfo, staleness: int, workers: int, applied: Position) -> PushDecision:
+        """The verdict on a new push. ``workers``: how many are live; ``applied``: the last round taken."""
 
     def due(self, clocks: ClockVector) -> Position:
         """Rounds up to here are to be applied now."""
@@ -43,14 +44,9 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OnArrival:
-    """What async and ssp share: a push is applied alone, when it comes, if it is not too stale.
+    """What async and ssp share: a push is applied alone, when it comes, as the rule for stale ones has it."""
 
-    Scaling the step by 1/staleness: Zhang, Gupta, Lian, Liu, "Staleness-aware Async-SGD", IJCAI 2016.
-    """
-
-    policy: StalePolicy
-    #: The policy acts on a staleness above this.
-    threshold: int
+    factor: Factor
 
     collects = False
     grace_seconds = 0.0
@@ -60,17 +56,17 @@ class OnArrival:
         """The mode sets no bound."""
         return 0
 
-    def decide(self, push: PushInfo, staleness: int, applied: Position) -> PushDecision:
+    def decide(self, push: PushInfo, staleness: int, workers: int, applied: Position) -> PushDecision:
         """APPLY, STALE or SKIP."""
         if push.skipped:
             return PushDecision(Verdict.SKIP)
-        if staleness > self.threshold:
-            reason = f"staleness {staleness} is above the threshold of {self.threshold}"
-            if self.policy is StalePolicy.REJECT:
-                return PushDecision(Verdict.STALE, staleness=staleness, reason=reason)
-            if self.policy is StalePolicy.SCALE:
-                return PushDecision(Verdict.APPLY, 1 / staleness, staleness, reason)
-        return PushDecision(Verdict.APPLY, staleness=staleness)
+        if not staleness or (factor := self.factor(staleness, workers)) == 1.0:
+            return PushDecision(Verdict.APPLY, staleness=staleness)
+        if not factor:
+            return PushDecision(
+                Verdict.STALE, staleness=staleness, reason=f"staleness {staleness}, the rule is to {self.factor}"
+            )
+        return PushDecision(Verdict.APPLY, factor, staleness)
 
     def due(self, clocks: ClockVector) -> Position:
         """Every round: what a synchronous time before has left is applied as it is."""
@@ -126,7 +122,7 @@ class Sync:
     collects = True
     lookahead = 0
 
-    def decide(self, push: PushInfo, staleness: int, applied: Position) -> PushDecision:
+    def decide(self, push: PushInfo, staleness: int, workers: int, applied: Position) -> PushDecision:
         """HOLD, LATE or SKIP."""
         if push.position <= applied:
             return PushDecision(Verdict.LATE, reason=f"{push.position} was applied without it; now at {applied}")
@@ -147,11 +143,10 @@ class Sync:
 
 def rule_for(consistency: Consistency) -> Rule:
     """The rule of ``consistency``."""
-    policy, threshold = consistency.stale_policy, consistency.stale_threshold
     match consistency.mode:
         case Mode.ASYNC:
-            return Async(policy, threshold)
+            return Async(factor_of(consistency.stale))
         case Mode.SSP:
-            return Ssp(policy, threshold, consistency.staleness)
+            return Ssp(factor_of(consistency.stale), consistency.staleness)
         case Mode.SYNC:
             return Sync(consistency.backup, consistency.grace_seconds)

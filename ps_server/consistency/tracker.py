@@ -131,7 +131,8 @@ class Tracker:
             self.counts.outcomes[Verdict.DUPLICATE.value] += 1
             return PushDecision(Verdict.DUPLICATE, reason=f"push {push.sequence} was accepted before")
         self._check_rises(push)
-        decision = self._rule.decide(push, self._staleness(push), self.norms.closed or self.applied)
+        applied = self.norms.closed or self.applied
+        decision = self._rule.decide(push, self._staleness(push), len(self._live), applied)
         participant.last_sequence = push.sequence
         self._clocks.place(push.worker.rank, push.position)
         self._started = True

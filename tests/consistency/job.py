@@ -17,8 +17,8 @@ def backup(workers: int, grace_seconds: float = 0.0) -> Consistency:
     return Consistency(Mode.SYNC, backup=workers, grace_seconds=grace_seconds)
 
 
-def stale(policy: StalePolicy, threshold: int) -> Consistency:
-    return Consistency(Mode.ASYNC, stale_policy=policy, stale_threshold=threshold)
+def stale(policy: StalePolicy, threshold: int | str) -> Consistency:
+    return Consistency.of("async", stale_policy=policy.value, stale_threshold=threshold)
 
 
 def at(clock: int, phase: int = 0) -> Position:

@@ -77,11 +77,13 @@ class Reference:
         if push.skipped:
             return Verdict.SKIP, 1.0, 0
         staleness, policy = len(self.updates) - push.pulled_version, self.consistency.stale_policy
-        stale = staleness > self.consistency.stale_threshold
+        threshold = len(self.live) if self.consistency.stale_by_workers else self.consistency.stale_threshold
+        stale = staleness > threshold
         if stale and policy is StalePolicy.REJECT:
             return Verdict.STALE, 1.0, staleness
         self.updates.append([push])
-        return Verdict.APPLY, (1 / staleness if stale and policy is StalePolicy.SCALE else 1.0), staleness
+        scaled = stale and policy is StalePolicy.SCALE
+        return Verdict.APPLY, (max(threshold, 1) / staleness if scaled else 1.0), staleness
 
     def take_ready(self, now: float) -> list[tuple[Position, list[PushInfo]]]:
         rounds = []

@@ -24,6 +24,7 @@ consistencies = st.builds(
     grace_seconds=st.sampled_from([0.0, 0.0, 3.0]),
     stale_policy=st.sampled_from(StalePolicy),
     stale_threshold=st.integers(0, 3),
+    stale_by_workers=st.booleans(),
 )
 which = st.integers(0, 11)
 

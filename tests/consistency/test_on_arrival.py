@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps_protocol.model.spec import Consistency, StalePolicy
-from ps_server.consistency import Position, Verdict
+from ps_protocol.model.spec import WORKERS, Consistency, StalePolicy
+from ps_server.consistency import Position, PushDecision, Verdict
 from ps_server.consistency.tracker_state import STALENESS_BUCKETS
 
 from .job import ASYNC, Job, at, ssp, stale
@@ -79,18 +79,55 @@ def test_a_push_above_the_threshold_is_rejected_and_its_clock_moves() -> None:
     assert job.push(0, 2, pulled=0).verdict is Verdict.APPLY
     decision = job.push(1, 1, pulled=0)
     assert (decision.verdict, decision.staleness) == (Verdict.STALE, 2)
-    assert decision.reason == "staleness 2 is above the threshold of 1"
+    assert decision.reason == "staleness 2, the rule is to reject above 1"
     assert job.tracker.version == 2
     assert job.position(1) == at(1)
     assert job.tracker.counts.outcomes["stale"] == 1
     assert sum(job.tracker.counts.staleness) == 2
 
 
-def test_a_push_above_the_threshold_is_scaled_by_one_over_its_staleness() -> None:
-    job = Job(stale(StalePolicy.SCALE, 1))
-    scales = [job.push(0, clock, pulled=0).scale for clock in range(1, 6)]
-    assert scales == [1.0, 1.0, 1 / 2, 1 / 3, 1 / 4]
+@pytest.mark.parametrize(
+    ("threshold", "scales"),
+    [
+        (0, [1.0, 1.0, 1 / 2, 1 / 3, 1 / 4]),
+        (1, [1.0, 1.0, 1 / 2, 1 / 3, 1 / 4]),
+        (3, [1.0, 1.0, 1.0, 1.0, 3 / 4]),
+    ],
+)
+def test_a_push_above_the_threshold_is_scaled_by_the_threshold_over_its_staleness(
+    threshold: int, scales: list[float]
+) -> None:
+    job = Job(stale(StalePolicy.SCALE, threshold))
+    assert [job.push(0, clock, pulled=0).scale for clock in range(1, 6)] == scales
     assert job.tracker.version == 5
+
+
+def test_a_threshold_of_workers_follows_the_live_ones() -> None:
+    job = Job(stale(StalePolicy.SCALE, WORKERS), workers=3)
+    assert [job.push(0, clock, pulled=0).scale for clock in range(1, 6)] == [1.0, 1.0, 1.0, 1.0, 3 / 4]
+    job.leave(2)
+    assert job.push(0, 6, pulled=0).scale == 2 / 5
+    job.join(2, 9)
+    job.join(3, 10)
+    assert job.push(0, 7, pulled=0).scale == 4 / 6
+
+
+def test_pushes_staler_than_there_are_workers_are_rejected() -> None:
+    job = Job(stale(StalePolicy.REJECT, WORKERS), workers=2)
+    verdicts = [job.push(0, clock, pulled=0).verdict for clock in range(1, 5)]
+    assert verdicts == [Verdict.APPLY, Verdict.APPLY, Verdict.APPLY, Verdict.STALE]
+    job.leave(1)
+    assert job.push(0, 5, pulled=1).verdict is Verdict.STALE
+    assert job.push(0, 6, pulled=2).verdict is Verdict.APPLY
+
+
+@pytest.mark.parametrize("policy", StalePolicy)
+@pytest.mark.parametrize("threshold", [0, 1, WORKERS])
+def test_a_fresh_push_is_applied_as_it_is_by_every_rule(policy: StalePolicy, threshold: int | str) -> None:
+    job = Job(stale(policy, threshold))
+    for clock in range(1, 4):
+        decision = job.push(0, clock, pulled=clock - 1)
+        assert decision == PushDecision(Verdict.APPLY)
 
 
 def test_the_accepting_policy_ignores_the_threshold() -> None:

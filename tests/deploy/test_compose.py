@@ -76,6 +76,8 @@ def parsed(service: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str
         ({"MODE": "async"}, "async"),
         ({"MODE": "ssp", "STALENESS": "4"}, "ssp(4)"),
         ({"MODE": "sync"}, "sync"),
+        ({"STALE_POLICY": "scale", "STALE_THRESHOLD": "8"}, "async, scale above 8"),
+        ({"MODE": "ssp", "STALENESS": "4", "STALE_POLICY": "reject"}, "ssp(4), reject above the number of workers"),
     ],
 )
 def test_the_coordinator_accepts_its_flags_and_takes_the_mode_from_the_environment(environment, mode, monkeypatch):

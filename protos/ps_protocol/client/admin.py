@@ -197,7 +197,7 @@ class AdminClient:
         backup: int = 0,
         grace_seconds: float = 0.0,
         stale_policy: str = "accept",
-        stale_threshold: int = 0,
+        stale_threshold: int | str = "workers",
     ) -> Consistency:
         """Change the consistency mode of the whole job while it runs, as ``set_mode("ssp", staleness=8)``.
 
@@ -206,8 +206,10 @@ class AdminClient:
             staleness: ssp: steps by which a worker may be ahead of the slowest. None: 4.
             backup: sync: pushes of a step that may be missing.
             grace_seconds: sync with ``backup``: how long a step waits for these.
-            stale_policy: async, ssp: "accept", "reject" or "scale" what is staler than the threshold.
-            stale_threshold: Staleness above which the policy applies, in updates.
+            stale_policy: async, ssp: "accept" what is staler than the threshold, "reject" it, or "scale" its learning
+                rate by threshold / staleness.
+            stale_threshold: Number of updates, or "workers": as many as there are live workers. 1 with "scale" divides
+                the learning rate by the staleness.
 
         Returns:
             The mode in force.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Self, TypeVar
 
-from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_protocol.errors import ConfigError, InvalidRequest, PsError
 from ps_protocol.model.tables import TableSpec
 
 E = TypeVar("E", bound=enum.Enum)
@@ -241,6 +241,63 @@ class StalePolicy(enum.Enum):
     SCALE = "scale"
 
 
+WORKERS = "workers"
+"""The threshold that is the number of live workers, as users write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaleRule:
+    """What async and ssp do with a push of a given staleness."""
+
+    policy: StalePolicy = StalePolicy.ACCEPT
+    #: The policy acts on a staleness above this.
+    threshold: int = 0
+    #: The threshold is the number of live workers.
+    by_workers: bool = False
+
+    @classmethod
+    def of(cls, policy: str, threshold: int | str | None = None) -> Self:
+        """From a name and a number, or "workers", as users write them; None: "workers".
+
+        Raises ConfigError for an unknown name, and InvalidRequest for a number out of range.
+        """
+        chosen = choice(StalePolicy, policy, "stale_policy")
+        if isinstance(threshold, str) and threshold != WORKERS:
+            raise ConfigError("unknown value for stale_threshold", expected=_THRESHOLDS, actual=repr(threshold)[:80])
+        known = isinstance(threshold, int) and not isinstance(threshold, bool)
+        if not isinstance(threshold, str | None) and not (known and 0 <= threshold <= _MOST_STALE):
+            raise InvalidRequest("stale_threshold is out of range", expected=_THRESHOLDS, actual=repr(threshold)[:80])
+        if chosen is StalePolicy.ACCEPT:
+            return cls()
+        return cls(chosen, by_workers=True) if isinstance(threshold, str | None) else cls(chosen, threshold)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From "accept", "scale", "scale:8", "scale:workers", "reject:8" and so on; alone: with "workers".
+
+        Raises ConfigError.
+        """
+        policy, colon, threshold = text.partition(":") if isinstance(text, str) else (text, "", "")
+        try:
+            if colon and policy == StalePolicy.ACCEPT.value:
+                raise ValueError("accept has no threshold")
+            return cls.of(policy, int(threshold) if colon and threshold != WORKERS else None)
+        except (PsError, ValueError):
+            raise ConfigError(
+                "unknown rule for stale gradients",
+                expected="'accept', 'scale' or 'reject'; with a threshold 'scale:workers' or 'reject:8'",
+                actual=repr(text)[:80],
+            ) from None
+
+    def __str__(self) -> str:
+        above = "the number of workers" if self.by_workers else self.threshold
+        return "accept" if self.policy is StalePolicy.ACCEPT else f"{self.policy.value} above {above}"
+
+
+_MOST_STALE = 1 << 48
+_THRESHOLDS = f"a whole number from 0 to {_MOST_STALE}, or '{WORKERS}'"
+
+
 @dataclass(frozen=True, slots=True)
 class Consistency:
     """The consistency mode of a job; may be changed while it runs."""
@@ -254,6 +311,8 @@ class Consistency:
     stale_threshold: int = 0
     #: sync with backup: how long a step that could be applied waits for the missing pushes.
     grace_seconds: float = 0.0
+    #: The threshold is the number of live workers.
+    stale_by_workers: bool = False
 
     @classmethod
     def of(
@@ -264,24 +323,32 @@ class Consistency:
         backup: int = 0,
         grace_seconds: float = 0.0,
         stale_policy: str = "accept",
-        stale_threshold: int = 0,
+        stale_threshold: int | str | None = None,
     ) -> Self:
-        """From names, as users write them; ``staleness`` None: the default of the mode.
+        """From names, as users write them; ``staleness`` None: the default of the mode; see ``StaleRule.of``.
 
         Raises ConfigError for an unknown name, InvalidRequest for a negative number.
         """
-        chosen, policy = choice(Mode, mode, "mode"), choice(StalePolicy, stale_policy, "stale_policy")
+        chosen, stale = choice(Mode, mode, "mode"), StaleRule.of(stale_policy, stale_threshold)
         bound = chosen.default_staleness if staleness is None else staleness
-        counts = {
-            "staleness": bound,
-            "backup": backup,
-            "stale_threshold": stale_threshold,
-            "grace_seconds": grace_seconds,
-        }
+        counts = {"staleness": bound, "backup": backup, "grace_seconds": grace_seconds}
         for name, value in counts.items():
             if not value >= 0:
                 raise InvalidRequest(f"{name} of a mode is negative", expected="a number from 0", actual=f"{value:g}")
-        return cls(chosen, bound, backup, policy, stale_threshold, grace_seconds)
+        return cls(chosen, bound, backup, grace_seconds=grace_seconds).with_rule(stale)
+
+    @property
+    def stale(self) -> StaleRule:
+        """What async and ssp do with stale pushes."""
+        return StaleRule(self.stale_policy, self.stale_threshold, self.stale_by_workers)
+
+    def with_rule(self, stale: StaleRule | None) -> Self:
+        """Return this mode with another rule for stale pushes; None: with its own."""
+        if stale is None:
+            return self
+        return replace(
+            self, stale_policy=stale.policy, stale_threshold=stale.threshold, stale_by_workers=stale.by_workers
+        )
 
     @property
     def bound(self) -> int:
@@ -305,9 +372,5 @@ class Consistency:
             Mode.SSP: f"({self.staleness})",
             Mode.SYNC: f"(backup={self.backup}{grace})" if self.backup else "",
         }[self.mode]
-        policy = (
-            ""
-            if self.stale_policy is StalePolicy.ACCEPT
-            else f", {self.stale_policy.value} above {self.stale_threshold}"
-        )
+        policy = "" if self.stale_policy is StalePolicy.ACCEPT else f", {self.stale}"
         return self.mode.value + detail + policy

@@ -326,20 +326,22 @@ class ShardMap(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., shards: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., restored_from: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TablePlacement, _Mapping]]] = ..., alignment_bytes: _Optional[int] = ...) -> None: ...
 
 class Consistency(_message.Message):
-    __slots__ = ("mode", "staleness", "backup", "stale_policy", "stale_threshold", "grace_seconds")
+    __slots__ = ("mode", "staleness", "backup", "stale_policy", "stale_threshold", "grace_seconds", "stale_by_workers")
     MODE_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     BACKUP_FIELD_NUMBER: _ClassVar[int]
     STALE_POLICY_FIELD_NUMBER: _ClassVar[int]
     STALE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALE_BY_WORKERS_FIELD_NUMBER: _ClassVar[int]
     mode: Mode
     staleness: int
     backup: int
     stale_policy: StalePolicy
     stale_threshold: int
     grace_seconds: float
-    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ..., backup: _Optional[int] = ..., stale_policy: _Optional[_Union[StalePolicy, str]] = ..., stale_threshold: _Optional[int] = ..., grace_seconds: _Optional[float] = ...) -> None: ...
+    stale_by_workers: bool
+    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ..., backup: _Optional[int] = ..., stale_policy: _Optional[_Union[StalePolicy, str]] = ..., stale_threshold: _Optional[int] = ..., grace_seconds: _Optional[float] = ..., stale_by_workers: bool = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
     __slots__ = ("code", "message", "variable", "shard", "expected", "actual", "remedy", "progress")

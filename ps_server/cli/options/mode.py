@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from ps_protocol.model.spec import DEFAULT_STALENESS, Consistency, Mode, StalePolicy
+from ps_protocol.errors import PsError
+from ps_protocol.model.spec import DEFAULT_STALENESS, WORKERS, Consistency, Mode, StalePolicy, StaleRule
 from ps_server.settings import Finite, setting
 
 MODES = click.Choice([mode.value for mode in Mode])
+
+
+class Threshold(click.ParamType[Any, Any]):
+    """A number of updates, or "workers"."""
+
+    name = "updates"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """As in click."""
+        try:
+            threshold = value if value == WORKERS else int(value)
+            StaleRule.of(StalePolicy.SCALE.value, threshold)
+        except (ValueError, PsError):
+            self.fail(f"{value!r} is neither a number from 0 nor '{WORKERS}'.", param, ctx)
+        return threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +51,14 @@ class ModeOptions:
     )
     stale_policy: StalePolicy | None = setting(
         None,
-        "async and ssp: what happens to a gradient whose staleness is above the threshold.  [default: accept]",
+        "async and ssp: what happens to a gradient whose staleness is above the threshold. reject: it is dropped. "
+        "scale: its learning rate is multiplied by threshold / staleness.  [default: accept]",
     )
-    stale_threshold: int | None = setting(
-        None, "Staleness above which a gradient is rejected or scaled.  [default: 0]", click.IntRange(0)
+    stale_threshold: int | str | None = setting(
+        None,
+        "Staleness, in updates, above which a gradient is rejected or scaled: a number, or 'workers' for the number of "
+        "live workers.  [default: workers]",
+        Threshold(),
     )
 
     def consistency(self, mode: str) -> Consistency:
@@ -64,7 +85,5 @@ class ModeOptions:
             chosen,
             chosen.default_staleness if self.staleness is None else self.staleness,
             self.backup or 0,
-            policy,
-            self.stale_threshold or 0,
-            self.grace_seconds or 0.0,
-        )
+            grace_seconds=self.grace_seconds or 0.0,
+        ).with_rule(StaleRule.of(policy.value, self.stale_threshold))

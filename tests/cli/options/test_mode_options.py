@@ -36,6 +36,8 @@ def shown(mode: str, **bounds: Any) -> None:
             "--stale-policy reject --stale-threshold 5",
             Consistency(Mode.ASYNC, stale_policy=StalePolicy.REJECT, stale_threshold=5),
         ),
+        ("--stale-policy scale", Consistency(stale_policy=StalePolicy.SCALE, stale_by_workers=True)),
+        ("--stale-policy reject --stale-threshold workers", Consistency.of("async", stale_policy="reject")),
         ("--mode sync --backup 1", Consistency(Mode.SYNC, backup=1)),
         ("--mode sync --backup 2 --grace-seconds 0.5", Consistency(Mode.SYNC, backup=2, grace_seconds=0.5)),
     ],
@@ -59,6 +61,9 @@ def test_ssp_without_a_bound_has_the_default_one() -> None:
         (["--mode", "sync", "--backup", "1", "--grace-seconds", "-1"], "not in the range"),
         (["--mode", "sync", "--stale-policy", "scale"], "only in async and ssp"),
         (["--stale-threshold", "3"], "needs --stale-policy"),
+        (["--stale-policy", "scale", "--stale-threshold", "-1"], "neither a number from 0 nor 'workers'"),
+        (["--stale-policy", "scale", "--stale-threshold", "many"], "neither a number from 0 nor 'workers'"),
+        (["--stale-policy", "scale", "--stale-threshold", "2.5"], "neither a number from 0 nor 'workers'"),
     ],
 )
 def test_a_flag_that_means_nothing_in_its_mode_is_a_usage_error(flags: list[str], text: str) -> None:

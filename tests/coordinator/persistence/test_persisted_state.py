@@ -1,5 +1,6 @@
 """What a coordinator that is started again knows."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,6 +53,19 @@ def running(**settings: Any) -> tuple[Cluster, Joined, Joined]:
     shard, worker = c.shard(), c.worker()
     c.declare(worker)
     return c, shard, worker
+
+
+def test_a_threshold_of_workers_is_kept_and_a_journal_of_0_1_0_has_a_number() -> None:
+    c, kept = running()[0], Kept()
+    c.state.set_consistency(Consistency.of("async", stale_policy="reject", stale_threshold="workers"))
+    assert restarted(c, kept).state.view.consistency == c.state.view.consistency
+    cluster = json.loads(kept.rows["cluster"])
+    del cluster["consistency"]["stale_by_workers"]
+    cluster["consistency"]["stale_threshold"] = 3
+    kept.rows["cluster"] = json.dumps(cluster).encode()
+    records = from_rows(kept.rows, "here")
+    assert records is not None
+    assert records.consistency == Consistency.of("async", stale_policy="reject", stale_threshold=3)
 
 
 def test_members_keep_their_places_and_nobody_joins_again() -> None:
@@ -275,7 +289,7 @@ def random_event(
         [
             lambda c: c.leave(who),
             lambda c: c.declare(who, spec),
-            lambda c: c.state.set_consistency(Consistency(Mode.SSP, bound)).reason,
+            lambda c: c.state.set_consistency(Consistency(Mode.SSP, bound, stale_by_workers=bound > 1)).reason,
             lambda c: c.heartbeat(who),
         ]
     )

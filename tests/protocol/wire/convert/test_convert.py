@@ -80,7 +80,7 @@ def test_a_shard_map_survives_the_wire(spec, epoch, tables):
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("policy", StalePolicy)
 def test_a_consistency_mode_survives_the_wire(mode, policy):
-    consistency = Consistency(mode, 3, 1, policy, 7)
+    consistency = Consistency(mode, 3, 1, policy, 7, stale_by_workers=mode is Mode.SSP)
     assert convert_model.CONSISTENCY.from_pb(convert_model.CONSISTENCY.to_pb(consistency)) == consistency
 
 
