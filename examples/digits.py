@@ -50,7 +50,7 @@ def train(cluster: ps_worker.Cluster, args: argparse.Namespace) -> int:
     data, test = datasets()
     loader = cluster.shard(DataLoader(data, batch_size=args.batch_size, shuffle=True))
     model = network().to(cluster.device)
-    optimizer = cluster.optimizer(torch.optim.SGD, model, lr=args.lr, momentum=0.9, weight_decay=5e-4)
+    optimizer = cluster.optimizer(torch.optim.AdamW, model, lr=args.lr)
     for _ in range(args.epochs):
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images.to(cluster.device)), labels.to(cluster.device))
@@ -83,7 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32, help="images per worker and step")
-    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--expect-accuracy", type=float, default=0.97, help="exit with 1 below this test accuracy")
     parser.add_argument("--save", type=Path, help="write the trained state_dict to this file")

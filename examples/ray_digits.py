@@ -25,7 +25,7 @@ def train(config: dict[str, float]) -> float:
         torch.manual_seed(0)
         loader = cluster.shard(DataLoader(TensorDataset(images[360:], labels[360:]), batch_size=32, shuffle=True))
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(cluster.device)
-        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=config["lr"], momentum=0.9)
+        optimizer = cluster.optimizer(torch.optim.Adam, model, lr=config["lr"])
         for _ in range(int(config["epochs"])):
             for some_images, some_labels in loader:
                 loss = nn.functional.cross_entropy(
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--mode", default="async", help="async, ssp or sync")
     parser.add_argument("--data-dir", type=Path, help="folder on every node from which servers continue")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--lr", type=float, default=0.005)
     parser.add_argument("--expect-accuracy", type=float, default=0.85, help="exit with 1 below this test accuracy")
     args = parser.parse_args()
     # On one machine Ray may count more CPUs than there are: this is a small model.

@@ -19,9 +19,9 @@ import ps_worker
 def main() -> int:
     """Train and measure; the exit code is 1 below the expected accuracy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64, help="images per step of all replicas in sync")
-    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--expect-accuracy", type=float, default=0.9, help="exit with 1 below this test accuracy")
     args = parser.parse_args()
     with ps_worker.strategy() as s:
@@ -33,7 +33,7 @@ def train(s: ps_worker.Strategy, args: argparse.Namespace) -> int:
     torch.manual_seed(0)
     data, test = datasets()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    model, optimizer = s.prepare(model, torch.optim.SGD, lr=args.lr, momentum=0.9)
+    model, optimizer = s.prepare(model, torch.optim.Adam, lr=args.lr)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, gamma=0.5)
     s.seed_replica(0)
 

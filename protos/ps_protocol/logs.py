@@ -59,6 +59,7 @@ LogEvent = Literal[
     "model.waits",
     "model.stopped",
     "model.options",
+    "model.momentum",
     "step.skipped",
     "step.cut",
     "leases",

@@ -18,6 +18,7 @@ from ps_protocol.tracing.tracer import Attributes, Tracer, TraceSpan
 from ps_protocol.wire.formats import RAW
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import Declaration
+from ps_worker.model.momentum import MomentumWarning
 from ps_worker.model.stray_buffers import ForwardWritten, StrayBuffers
 from ps_worker.session.session import Session
 from ps_worker.step.assigned_values import AssignedValues, digest
@@ -75,6 +76,8 @@ class RemoteModel:
         self._forward_written: ForwardWritten | None = ForwardWritten(
             self.name, declaration.bindings, declaration.chosen_buffers
         )
+        #: Looked at until it has warned, or has nothing to warn of.
+        self._momentum: MomentumWarning | None = MomentumWarning(session, self.spec, overlap=style.overlap)
         shard_map = session.declare(self.spec)
         doubled = style.overlap and style.wire == RAW
         self._flat = FlatModel(declaration.bindings, shard_map, doubled=doubled)
@@ -109,6 +112,7 @@ class RemoteModel:
         self.pipeline.start()
         if declaration.state and session.initialiser() and not self.pipeline.uploaded:
             logger.warning("model.options", _STATE_STAYS, self.name)
+        self._momentum.look()
         declaration.tables.forget_initial_rows()
         tables.bind()
 
@@ -199,6 +203,8 @@ class RemoteModel:
             self._flat.check_buffers()
         ahead = self._session.lookahead if self._overlap else 0
         options = self._options()
+        if self._momentum and not self._momentum.look(options.groups):
+            self._momentum = None
         push = StepPush(
             absent,
             options.groups,

@@ -23,7 +23,7 @@ from tests.support.length import choose
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 #: Of any strategy, also of one whose updates are stale.
-LESSONS = ("--epochs", "4", "--lr", "0.05", "--expect-accuracy", "0.7")
+LESSONS = ("--epochs", "4", "--expect-accuracy", "0.7")
 
 STRATEGIES = ["one_device", "mirrored", "parameter_server", "central_storage", "multi_worker_mirrored"]
 
