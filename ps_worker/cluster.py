@@ -115,6 +115,7 @@ class Cluster:
         tables: Iterable[torch.nn.Module] = (),
         module: torch.nn.Module | None = None,
         clip_grad_norm: float | None = None,
+        stale: str | None = None,
         **arguments: Any,
     ) -> PsOptimizer:
         """Place a model on the shards, and return the optimizer that steps it there.
@@ -145,6 +146,10 @@ class Cluster:
             module: Module of buffers, tables and names, where ``model`` is no module.
             clip_grad_norm: Norm over the whole model to which the shards clip gradients; in sync, the mean over the
                 workers. None: they do not clip.
+            stale: What async and ssp do with a gradient by its staleness, the number of updates since its worker
+                pulled: "accept" it, "scale" the learning rate of its step by T / staleness above a threshold T, or
+                "reject" it above T. T is the number of live workers; "scale:8", "reject:8" give another one. None: as
+                the mode of the job says (``set_mode``). Sync has no stale gradients.
             **arguments: Keyword arguments of ``torch_class``.
 
         Returns:
@@ -171,6 +176,7 @@ class Cluster:
             module=module,
             models=self._models,
             clip_grad_norm=clip_grad_norm,
+            stale=stale,
             reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
         )
         self._models.add(declared)
@@ -190,6 +196,7 @@ class Cluster:
         writes: str = "assign",
         tables: Iterable[torch.nn.Module] = (),
         clip_grad_norm: float | None = None,
+        stale: str | None = None,
     ) -> PsOptimizer:
         """Have the shards run a torch optimizer that is built already on parameters of ``model``.
 
@@ -209,6 +216,7 @@ class Cluster:
             writes: See ``optimizer``.
             tables: See ``optimizer``.
             clip_grad_norm: See ``optimizer``.
+            stale: See ``optimizer``.
 
         Returns:
             The same object, whose ``step`` runs on the shards from now on.
@@ -232,6 +240,7 @@ class Cluster:
             tables=tables,
             models=self._models,
             clip_grad_norm=clip_grad_norm,
+            stale=stale,
             reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
         )
         self._models.add(declared)

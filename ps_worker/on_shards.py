@@ -50,6 +50,7 @@ def declare_optimizer(
     module: torch.nn.Module | None = None,
     models: TrainedModels | None = None,
     clip_grad_norm: float | None = None,
+    stale: str | None = None,
     reconnect_timeout_seconds: float = PATIENCE_SECONDS,
 ) -> tuple[PsOptimizer, RemoteModel]:
     """Return the optimizer for the script, and its model. Raises what ``build_spec`` and PsOptimizer raise.
@@ -68,6 +69,7 @@ def declare_optimizer(
         module=module,
         held=models.held if models is not None else {},
         clip_grad_norm=clip_grad_norm,
+        stale=stale,
     )
     check_style(style, declaration)
     optimizer = on_shards(torch_class)(session, declaration, style, reconnect_timeout_seconds)
@@ -108,6 +110,7 @@ def let_grow(
             buffers=Buffers.LOCAL.value,
             module=module,
             held=models.held if models is not None else {},
+            stale=first.spec.stale,
         )
         if models is not None and not session.is_declared(name):
             # A worker that added it and steps would wait for those that have not, and they for its other steps.
@@ -155,6 +158,7 @@ def adopt_optimizer(
     tables: Iterable[object] = (),
     models: TrainedModels | None = None,
     clip_grad_norm: float | None = None,
+    stale: str | None = None,
     reconnect_timeout_seconds: float = PATIENCE_SECONDS,
 ) -> tuple[PsOptimizer, RemoteModel]:
     """Return ``given`` itself, which runs on the shards from now on, and its model.
@@ -190,6 +194,7 @@ def adopt_optimizer(
         module=module,
         held=models.held if models is not None else {},
         clip_grad_norm=clip_grad_norm,
+        stale=stale,
     )
     check_style(style, declaration)
     _check_tables(declaration, scheduled=has_scheduler(optimizer) or any(True for _ in schedulers))

@@ -104,6 +104,11 @@ class ClusterState:
             self.membership.statuses(now),
             at_seconds=self._settings.clock_began + now,
             job=self._settings.job,
+            stale_rules={
+                name: str(shard_map.spec.stale)
+                for name, shard_map in self.placement.shard_maps.items()
+                if shard_map.spec.stale is not None
+            },
         )
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
 from ps_protocol.cluster.job import DEFAULT_JOB
-from ps_protocol.cluster.job_state import headline, job_state
+from ps_protocol.cluster.job_state import headline, job_state, mode_text
 from ps_protocol.cluster.view import JobEvent, Role
 from ps_server.glance.alerts import Alert, alerts_of
 from ps_server.glance.shards import ShardGlance, TableGlance, shards_of, tables_of
@@ -63,7 +63,7 @@ def glance_of(history: JobHistory) -> JobGlance:
         elapsed_seconds=max(0.0, history.at_seconds - history.began_seconds),
         job="" if history.status.job == DEFAULT_JOB else history.status.job,
         headline=headline(history.status),
-        mode=str(view.consistency),
+        mode=mode_text(history.status),
         state=str(job_state(history.status)),
         models=tuple(sorted(view.models)),
         moving=bool(view.moving),

@@ -14,6 +14,7 @@ import torch
 
 from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
+from ps_protocol.model.option_ranges import require_fitting_rule
 from ps_protocol.model.registered_optimizers import (
     ENVIRONMENT,
     load_entry_points,
@@ -23,7 +24,7 @@ from ps_protocol.model.registered_optimizers import (
     reads_shapes,
     registered_optimizer,
 )
-from ps_protocol.model.spec import Buffers, ModelSpec, NonFinite, Option, Options, choice
+from ps_protocol.model.spec import Buffers, ModelSpec, NonFinite, Option, Options, StaleRule, choice
 from ps_worker.model.bindings import (
     Bindings,
     ParameterGroup,
@@ -74,6 +75,7 @@ def build_spec(
     module: torch.nn.Module | None = None,
     held: Mapping[int, str] = MappingProxyType({}),
     clip_grad_norm: float | None = None,
+    stale: str | StaleRule | None = None,
 ) -> Declaration:
     """Declare ``source`` under ``name``, with the tables of its modules and of the modules ``tables``.
 
@@ -83,6 +85,8 @@ def build_spec(
     and for a table that is declared twice, ConfigError for an unknown policy.
     """
     qualified = qualified_name(torch_class)
+    rule = stale if stale is None or isinstance(stale, StaleRule) else StaleRule.parse(stale)
+    require_fitting_rule(qualified, rule)
     source = plain_module(source) if isinstance(source, torch.nn.Module) else source
     whole = _module_of(source, plain_module(module) if isinstance(module, torch.nn.Module) else module)
     found = declared([*(whole.modules() if whole is not None else ()), *modules_in(tables)], seed)
@@ -105,6 +109,7 @@ def build_spec(
         unsplit=reads_shapes(qualified),
         tables=found.specs,
         clip_grad_norm=checked_clip(clip_grad_norm),
+        stale=rule,
     )
     own_groups = [{**t, "params": list(g.parameters)} for t, g in zip(template.param_groups, groups, strict=True)]
     chosen = frozenset(policies) if isinstance(buffers, Mapping) or kept is not Buffers.RANK0 else frozenset()

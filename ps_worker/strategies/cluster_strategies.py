@@ -53,7 +53,7 @@ class ParameterServer(Strategy):
             staleness: See ``Cluster.set_mode``.
             backup: See ``Cluster.set_mode``.
             grace_seconds: See ``Cluster.set_mode``.
-            model_options: Arguments of ``Cluster.optimizer``: wire, overlap, nonfinite, buffers, writes.
+            model_options: Arguments of ``Cluster.optimizer``: wire, overlap, nonfinite, buffers, writes, stale.
             role: See ``ps_worker.connect``.
             rank: See ``ps_worker.connect``.
             device: See ``ps_worker.connect``.
@@ -76,7 +76,7 @@ class ParameterServer(Strategy):
         if "clip_grad_norm" in self._model_options:
             raise ConfigError(
                 "clip_grad_norm is no option of a strategy's models",
-                expected="wire, overlap, nonfinite, buffers, writes",
+                expected="wire, overlap, nonfinite, buffers, writes, stale",
                 actual="clip_grad_norm",
                 remedy="give it to prepare(), which works under every strategy",
             )

@@ -117,7 +117,7 @@ def outline(status: ClusterStatus) -> Hashable:
         for role in Role
         for entry in current_members(status, role)
     )
-    return state.name, state.why, view.consistency, members, tuple(sorted(view.models)), bool(view.moving)
+    return state.name, state.why, mode_text(status), members, tuple(sorted(view.models)), bool(view.moving)
 
 
 def ailments(status: ClusterStatus) -> list[str]:
@@ -163,6 +163,13 @@ def has_expired(status: ClusterStatus) -> bool:
     return any(0 < end <= status.at_seconds for end in ends)
 
 
+def mode_text(status: ClusterStatus) -> str:
+    """The mode of the job, and where it applies them the rules for stale pushes that models have of their own."""
+    consistency, rules = status.view.consistency, status.stale_rules
+    shown = [] if consistency.mode.collects else [f"{name}: {rule}" for name, rule in sorted(rules.items())]
+    return "; ".join([str(consistency), *shown])
+
+
 def headline(status: ClusterStatus) -> str:
     """Name of the job, mode, state, members, models; default names say nothing."""
     view = status.view
@@ -173,7 +180,7 @@ def headline(status: ClusterStatus) -> str:
     beside = f" and {spare} spare" if spare else ""
     parts = [
         *([] if status.job == DEFAULT_JOB else [f"job {status.job}"]),
-        str(view.consistency),
+        mode_text(status),
         str(job_state(status)),
         f"{shards} of {len(used)} shards{beside}",
         f"{workers}{expected} workers",

@@ -311,3 +311,5 @@ class ClusterStatus:
     certificate_ends: float = 0.0
     #: Name of the job.
     job: str = DEFAULT_JOB
+    #: By model, the rule for stale pushes that it has of its own, in words.
+    stale_rules: Mapping[str, str] = field(default_factory=dict)

@@ -34,5 +34,8 @@ REFUSED = MappingProxyType(
     }
 )
 
+LATE_RATES = frozenset({"torch.optim.ASGD", "torch.optim.Rprop"})
+"""Their step does not depend on the learning rate that it is given: no rule can make it smaller."""
+
 #: Arguments that select an implementation without effect on the result; shards use their own.
 EXECUTION_HINTS = frozenset({"foreach", "fused", "capturable"})

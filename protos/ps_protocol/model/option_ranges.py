@@ -12,13 +12,25 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ps_protocol.errors import UnsupportedOptimizer
-from ps_protocol.model.spec import DType, Kind, ModelSpec, Option, Options
+from ps_protocol.model.optimizers import LATE_RATES
+from ps_protocol.model.spec import DType, Kind, ModelSpec, Option, Options, StalePolicy, StaleRule
 
 LARGEST = 1e9
 """Upper limit of arguments: torch fails on numbers that a float32 cannot hold, also times 1 / (1 - beta)."""
 
 _LARGEST_HALF = 6e4
 """The same for float16, whose largest number is 65504."""
+
+
+def require_fitting_rule(optimizer: str, stale: StaleRule | None) -> None:
+    """Raises UnsupportedOptimizer for a rule for stale gradients that has no effect on the steps of ``optimizer``."""
+    if stale is not None and stale.policy is StalePolicy.SCALE and optimizer in LATE_RATES:
+        raise UnsupportedOptimizer(
+            f"steps of {optimizer} cannot be scaled by their staleness: its step does not depend on the learning rate "
+            "of that step",
+            expected="stale='accept' or 'reject', which work with every optimizer",
+            actual=str(stale),
+        )
 
 
 class _Range(Protocol):

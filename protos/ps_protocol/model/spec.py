@@ -143,6 +143,71 @@ class Variable:
         return self.rows * self.row_bytes
 
 
+class StalePolicy(enum.Enum):
+    """How async and ssp treat a push whose staleness is above the threshold."""
+
+    ACCEPT = "accept"
+    REJECT = "reject"
+    SCALE = "scale"
+
+
+WORKERS = "workers"
+"""The threshold that is the number of live workers, as users write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaleRule:
+    """What async and ssp do with a push of a given staleness."""
+
+    policy: StalePolicy = StalePolicy.ACCEPT
+    #: The policy acts on a staleness above this.
+    threshold: int = 0
+    #: The threshold is the number of live workers.
+    by_workers: bool = False
+
+    @classmethod
+    def of(cls, policy: str, threshold: int | str | None = None) -> Self:
+        """From a name and a number, or "workers", as users write them; None: "workers".
+
+        Raises ConfigError for an unknown name, and InvalidRequest for a number out of range.
+        """
+        chosen = choice(StalePolicy, policy, "stale_policy")
+        if isinstance(threshold, str) and threshold != WORKERS:
+            raise ConfigError("unknown value for stale_threshold", expected=_THRESHOLDS, actual=repr(threshold)[:80])
+        known = isinstance(threshold, int) and not isinstance(threshold, bool)
+        if not isinstance(threshold, str | None) and not (known and 0 <= threshold <= _MOST_STALE):
+            raise InvalidRequest("stale_threshold is out of range", expected=_THRESHOLDS, actual=repr(threshold)[:80])
+        if chosen is StalePolicy.ACCEPT:
+            return cls()
+        return cls(chosen, by_workers=True) if isinstance(threshold, str | None) else cls(chosen, threshold)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From "accept", "scale", "scale:8", "scale:workers", "reject:8" and so on; alone: with "workers".
+
+        Raises ConfigError.
+        """
+        policy, colon, threshold = text.partition(":") if isinstance(text, str) else (text, "", "")
+        try:
+            if colon and policy == StalePolicy.ACCEPT.value:
+                raise ValueError("accept has no threshold")
+            return cls.of(policy, int(threshold) if colon and threshold != WORKERS else None)
+        except (PsError, ValueError):
+            raise ConfigError(
+                "unknown rule for stale gradients",
+                expected="'accept', 'scale' or 'reject'; with a threshold 'scale:workers' or 'reject:8'",
+                actual=repr(text)[:80],
+            ) from None
+
+    def __str__(self) -> str:
+        above = "the number of workers" if self.by_workers else self.threshold
+        return "accept" if self.policy is StalePolicy.ACCEPT else f"{self.policy.value} above {above}"
+
+
+_MOST_STALE = 1 << 48
+_THRESHOLDS = f"a whole number from 0 to {_MOST_STALE}, or '{WORKERS}'"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model as workers declare it, equal on all workers of a job."""
@@ -160,6 +225,8 @@ class ModelSpec:
     tables: tuple[TableSpec, ...] = ()
     #: Gradients of variables and rows together are scaled down to this norm; 0: they are not.
     clip_grad_norm: float = 0.0
+    #: What async and ssp do with its stale pushes; None: as the mode of the job says.
+    stale: StaleRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,71 +300,6 @@ class Mode(enum.Enum):
         return self is Mode.SYNC
 
 
-class StalePolicy(enum.Enum):
-    """How async and ssp treat a push whose staleness is above the threshold."""
-
-    ACCEPT = "accept"
-    REJECT = "reject"
-    SCALE = "scale"
-
-
-WORKERS = "workers"
-"""The threshold that is the number of live workers, as users write it."""
-
-
-@dataclass(frozen=True, slots=True)
-class StaleRule:
-    """What async and ssp do with a push of a given staleness."""
-
-    policy: StalePolicy = StalePolicy.ACCEPT
-    #: The policy acts on a staleness above this.
-    threshold: int = 0
-    #: The threshold is the number of live workers.
-    by_workers: bool = False
-
-    @classmethod
-    def of(cls, policy: str, threshold: int | str | None = None) -> Self:
-        """From a name and a number, or "workers", as users write them; None: "workers".
-
-        Raises ConfigError for an unknown name, and InvalidRequest for a number out of range.
-        """
-        chosen = choice(StalePolicy, policy, "stale_policy")
-        if isinstance(threshold, str) and threshold != WORKERS:
-            raise ConfigError("unknown value for stale_threshold", expected=_THRESHOLDS, actual=repr(threshold)[:80])
-        known = isinstance(threshold, int) and not isinstance(threshold, bool)
-        if not isinstance(threshold, str | None) and not (known and 0 <= threshold <= _MOST_STALE):
-            raise InvalidRequest("stale_threshold is out of range", expected=_THRESHOLDS, actual=repr(threshold)[:80])
-        if chosen is StalePolicy.ACCEPT:
-            return cls()
-        return cls(chosen, by_workers=True) if isinstance(threshold, str | None) else cls(chosen, threshold)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From "accept", "scale", "scale:8", "scale:workers", "reject:8" and so on; alone: with "workers".
-
-        Raises ConfigError.
-        """
-        policy, colon, threshold = text.partition(":") if isinstance(text, str) else (text, "", "")
-        try:
-            if colon and policy == StalePolicy.ACCEPT.value:
-                raise ValueError("accept has no threshold")
-            return cls.of(policy, int(threshold) if colon and threshold != WORKERS else None)
-        except (PsError, ValueError):
-            raise ConfigError(
-                "unknown rule for stale gradients",
-                expected="'accept', 'scale' or 'reject'; with a threshold 'scale:workers' or 'reject:8'",
-                actual=repr(text)[:80],
-            ) from None
-
-    def __str__(self) -> str:
-        above = "the number of workers" if self.by_workers else self.threshold
-        return "accept" if self.policy is StalePolicy.ACCEPT else f"{self.policy.value} above {above}"
-
-
-_MOST_STALE = 1 << 48
-_THRESHOLDS = f"a whole number from 0 to {_MOST_STALE}, or '{WORKERS}'"
-
-
 @dataclass(frozen=True, slots=True)
 class Consistency:
     """The consistency mode of a job; may be changed while it runs."""
@@ -343,8 +345,8 @@ class Consistency:
         return StaleRule(self.stale_policy, self.stale_threshold, self.stale_by_workers)
 
     def with_rule(self, stale: StaleRule | None) -> Self:
-        """Return this mode with another rule for stale pushes; None: with its own."""
-        if stale is None:
+        """Return this mode with another rule for stale pushes; None, or in sync, which has none: as it is."""
+        if stale is None or self.mode.collects:
             return self
         return replace(
             self, stale_policy=stale.policy, stale_threshold=stale.threshold, stale_by_workers=stale.by_workers

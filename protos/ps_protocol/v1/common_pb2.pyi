@@ -273,8 +273,18 @@ class TablePlacement(_message.Message):
     shards: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, shards: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class StaleRule(_message.Message):
+    __slots__ = ("policy", "threshold", "by_workers")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    BY_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    policy: StalePolicy
+    threshold: int
+    by_workers: bool
+    def __init__(self, policy: _Optional[_Union[StalePolicy, str]] = ..., threshold: _Optional[int] = ..., by_workers: bool = ...) -> None: ...
+
 class ModelSpec(_message.Message):
-    __slots__ = ("name", "optimizer", "variables", "nonfinite", "buffers", "unsplit", "tables", "groups", "clip_grad_norm")
+    __slots__ = ("name", "optimizer", "variables", "nonfinite", "buffers", "unsplit", "tables", "groups", "clip_grad_norm", "stale")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +294,7 @@ class ModelSpec(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CLIP_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
     name: str
     optimizer: str
     variables: _containers.RepeatedCompositeFieldContainer[Variable]
@@ -293,7 +304,8 @@ class ModelSpec(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[TableSpec]
     groups: _containers.RepeatedCompositeFieldContainer[Options]
     clip_grad_norm: float
-    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Options, _Mapping]]] = ..., clip_grad_norm: _Optional[float] = ...) -> None: ...
+    stale: StaleRule
+    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Options, _Mapping]]] = ..., clip_grad_norm: _Optional[float] = ..., stale: _Optional[_Union[StaleRule, _Mapping]] = ...) -> None: ...
 
 class Slice(_message.Message):
     __slots__ = ("variable", "row_begin", "row_end", "shard")

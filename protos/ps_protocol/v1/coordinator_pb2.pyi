@@ -598,7 +598,14 @@ class MemberStatus(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., seconds_since_heartbeat: _Optional[float] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., gone: _Optional[str] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds", "certificate_ends", "job")
+    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds", "certificate_ends", "job", "stale_rules")
+    class StaleRulesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     VIEW_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     METRICS_URL_FIELD_NUMBER: _ClassVar[int]
@@ -606,6 +613,7 @@ class ClusterStatus(_message.Message):
     AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    STALE_RULES_FIELD_NUMBER: _ClassVar[int]
     view: ClusterView
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     metrics_url: str
@@ -613,7 +621,8 @@ class ClusterStatus(_message.Message):
     at_seconds: float
     certificate_ends: float
     job: str
-    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ..., certificate_ends: _Optional[float] = ..., job: _Optional[str] = ...) -> None: ...
+    stale_rules: _containers.ScalarMap[str, str]
+    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ..., certificate_ends: _Optional[float] = ..., job: _Optional[str] = ..., stale_rules: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class GetHistoryRequest(_message.Message):
     __slots__ = ("last_points",)

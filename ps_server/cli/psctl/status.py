@@ -95,6 +95,7 @@ def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
         "stalled_by": state.text,
         "metrics_url": status.metrics_url,
         "certificate_ends": status.certificate_ends,
+        "stale_rules": status.stale_rules,
         "view": status.view,
         "members": status.members,
         "tables": tables,
@@ -106,7 +107,7 @@ def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
 def schema_fields() -> dict[str, str]:
     """The type of each field by its path: ``members[].stats.steps`` is a number, ``view.models.*`` too."""
     found = {"schema": "number", "at_seconds": "number", "certificate_ends": "number"}
-    found |= dict.fromkeys(("job", "state", "stalled_by", "metrics_url"), "string")
+    found |= dict.fromkeys(("job", "state", "stalled_by", "metrics_url", "stale_rules.*"), "string")
     for path, part in _PARTS.items():
         found.update(_fields_of(part, path))
     return found

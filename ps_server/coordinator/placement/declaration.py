@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ps_protocol.errors import InvalidRequest, NotReady
-from ps_protocol.model.option_ranges import require_in_range
+from ps_protocol.model.option_ranges import require_fitting_rule, require_in_range
 from ps_protocol.model.spec import Kind, ModelSpec, Option, ShardMap, Variable
 from ps_protocol.model.tables import RowLife, TableSpec, validate
 from ps_server.coordinator.placement.job_limits import check_limits, check_shapes
@@ -86,6 +86,7 @@ def check_model(spec: ModelSpec) -> None:
     for table in spec.tables:
         validate(table)
     require_in_range(spec, spec.group_options)
+    require_fitting_rule(spec.optimizer, spec.stale)
     for v in spec.variables:
         if v.kind is Kind.PARAMETER and v.group >= len(spec.group_options):
             raise InvalidRequest(
@@ -125,6 +126,8 @@ def _in_policies(first: ModelSpec, later: ModelSpec) -> Iterator[str]:
             yield f"{name}: {theirs} instead of {ours}"
     if first.clip_grad_norm != later.clip_grad_norm:
         yield f"clip_grad_norm: {later.clip_grad_norm or None} instead of {first.clip_grad_norm or None}"
+    if first.stale != later.stale:
+        yield f"stale: {later.stale or 'as the mode'} instead of {first.stale or 'as the mode'}"
 
 
 def _in_group_options(first: ModelSpec, later: ModelSpec) -> Iterator[str]:

@@ -78,7 +78,7 @@ class ShardModel:
         """
         self.layout = start.replica.layout
         self.tracker = start.tracker
-        self.tracker.configure(consistency)
+        self.tracker.configure(consistency.with_rule(self.layout.shard_map.spec.stale))
         #: Holds pushes back while the job is captured at one point, and is closed by what stops the model.
         self.gate = Gate()
         self._applier = Applier(
@@ -174,8 +174,8 @@ class ShardModel:
         self._advance()
 
     def configure(self, consistency: Consistency) -> None:
-        """Change the consistency mode."""
-        self.tracker.configure(consistency)
+        """Change the consistency mode; the model keeps a rule of its own for stale pushes."""
+        self.tracker.configure(consistency.with_rule(self.layout.shard_map.spec.stale))
         self._advance()
 
     def attach(self, worker: WorkerKey, phase: int, clock: int | None = None) -> Position:

@@ -57,7 +57,13 @@ def full() -> ClusterStatus:
         wanted_shards=2,
     )
     decisions = (JobEvent(4, 1.5, "worker 3 is slow", True),)
-    return ClusterStatus(view, (MemberStatus(member, 0.1, stats, "host", 9),), "http://a:1/metrics", decisions)
+    return ClusterStatus(
+        view,
+        (MemberStatus(member, 0.1, stats, "host", 9),),
+        "http://a:1/metrics",
+        decisions,
+        stale_rules={"m": "accept"},
+    )
 
 
 def paths(value: object, path: str = "", mapping: bool = False) -> dict[str, object]:

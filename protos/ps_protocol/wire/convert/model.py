@@ -15,6 +15,7 @@ from ps_protocol.model.spec import (
     ShardMap,
     Slice,
     StalePolicy,
+    StaleRule,
     Variable,
 )
 from ps_protocol.model.tables import Eviction, RowInit, RowLife, TableSpec
@@ -31,6 +32,7 @@ TABLE = Converter(
     options=Special(options_to_pb, row_options_from_pb, "arguments"),
     life=Converter(RowLife, pb.RowLife, eviction=Unset(Eviction.REFUSE)),
 )
+STALE_RULE = Converter(StaleRule, pb.StaleRule)
 SPEC = Converter(
     ModelSpec,
     pb.ModelSpec,
@@ -39,6 +41,7 @@ SPEC = Converter(
         lambda groups: list(map(options_to_pb, groups)), lambda groups: tuple(map(options_from_pb, groups)), "groups"
     ),
     tables=TABLE,
+    stale=STALE_RULE,
 )
 SHARD_MAP = Converter(
     ShardMap,

@@ -20,6 +20,7 @@ from ps_protocol.model.spec import (
     ShardMap,
     Slice,
     StalePolicy,
+    StaleRule,
     Variable,
 )
 from ps_protocol.model.tables import Eviction, RowInit, RowLife, TableSpec
@@ -65,6 +66,7 @@ SPECS = st.builds(
     nonfinite=st.sampled_from(NonFinite),
     buffers=st.sampled_from(Buffers),
     unsplit=st.booleans(),
+    stale=st.none() | st.builds(StaleRule, st.sampled_from(StalePolicy), COUNTS, st.booleans()),
     tables=st.lists(TABLES, max_size=2).map(tuple),
 )
 PLACEMENTS = st.lists(st.lists(st.integers(0, 9)).map(tuple), max_size=2).map(tuple)
