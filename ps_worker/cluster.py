@@ -431,6 +431,8 @@ class Cluster:
     ) -> None:
         """Change the consistency mode of the whole job while it runs, as ``set_mode("ssp", staleness=8)``.
 
+        It begins at one point of all shards, which are paused for it: each push is decided by the same mode on all.
+
         Args:
             mode: "async", "ssp" or "sync".
             staleness: ssp: steps by which a worker may be ahead of the slowest. None: 4.
@@ -444,6 +446,7 @@ class Cluster:
         Raises:
             ConfigError: Unknown mode or policy.
             InvalidRequest: The numbers do not fit the job.
+            NotReady: A shard stays missing, or a checkpoint or a move takes too long; the mode is as before.
         """
         self._session.set_consistency(
             Consistency.of(

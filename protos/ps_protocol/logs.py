@@ -52,6 +52,7 @@ LogEvent = Literal[
     "snapshot.failed",
     "checkpoint",
     "checkpoint.failed",
+    "mode.waits",
     "move",
     "move.failed",
     "model.placed",

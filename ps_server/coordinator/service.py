@@ -29,6 +29,7 @@ from ps_server.coordinator.elasticity.scaling import JobScaling
 from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.declaring import DeclarationThread
+from ps_server.coordinator.jobs.mode_runner import ModeRunner
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.jobs.release_runner import ReleaseRunner
 from ps_server.coordinator.membership.sessions import SessionIssuer
@@ -76,6 +77,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._checkpoints = checkpoints or Checkpoints(driver, CheckpointConfig())
         self._moves = moves or MoveRunner(driver, self._checkpoints.busy)
         self._releases = ReleaseRunner(driver, self._checkpoints.busy)
+        self._modes = ModeRunner(driver, self._checkpoints.busy)
         self._declaring = DeclarationThread(driver)
         self._views = ViewEncoder()
         self._kept_request = kept_request or KeptRequest()
@@ -189,9 +191,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def SetConsistency(  # noqa: N802
         self, request: pb.SetConsistencyRequest, context: Context
     ) -> pb.ClusterView:
-        """The view with the new mode."""
+        """The view with the new mode, which begins at one point of all shards."""
         async with translated(context):
-            return convert.VIEW.to_pb(self._driver.set_consistency(CONSISTENCY.from_pb(request.consistency)))
+            wait = _wait_seconds(times.LONG_PATIENCE_SECONDS, context)
+            return convert.VIEW.to_pb(await self._modes.change(CONSISTENCY.from_pb(request.consistency), wait))
 
     async def Barrier(self, request: pb.BarrierRequest, context: Context) -> pb.BarrierReply:  # noqa: N802
         """Whether the barrier has opened, after waiting for it."""

@@ -317,7 +317,8 @@ class ShardService:
         return pb.StageReshardReply(received_bytes=received)
 
     async def resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeReply:
-        """Resume after a quiesce."""
+        """Resume after a quiesce, once this shard has the view that it is to go on with."""
+        await self._registry.membership(request.membership_revision)
         self._resharding.abort(request.quiesce)
         self._quiescence.resume(request.quiesce)
         return pb.ResumeReply()

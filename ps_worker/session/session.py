@@ -28,7 +28,7 @@ from ps_protocol.retry import COORDINATOR, Attempts
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_protocol.times import BRIEF_CALL_SECONDS, REPEATED_CALL_SECONDS
+from ps_protocol.times import BRIEF_CALL_SECONDS, REPEATED_CALL_SECONDS, SHARD_CALL_SECONDS
 from ps_worker import times
 from ps_worker.session.alive import AliveFile
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
@@ -290,7 +290,8 @@ class Session:
 
     def set_consistency(self, consistency: Consistency) -> None:
         """Change the mode of the whole job. Raises InvalidRequest when it does not fit the job."""
-        self._persist(lambda seconds: self._client.set_consistency(consistency, seconds))
+        # The coordinator answers when all shards have the mode, which takes as long as their pushes do.
+        self._persist(lambda seconds: self._client.set_consistency(consistency, max(seconds, SHARD_CALL_SECONDS)))
 
     def scale(
         self, ask: ScaleAsk, wait: bool, timeout_seconds: float | None, security: SecuritySettings | None = None

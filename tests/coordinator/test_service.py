@@ -102,12 +102,14 @@ def test_a_watch_with_the_present_revision_waits_for_the_next_one(client: Coordi
 
 def test_a_view_and_a_shard_map_arrive_as_they_were_sent(client: CoordinatorClient) -> None:
     members = (*shards(client), worker(client, 0), worker(client, 1))
+    mode = Consistency(Mode.SSP, 3, 0, StalePolicy.REJECT, 5)
+    assert client.set_consistency(mode).consistency == mode
     shard_map = client.declare_model(members[2], SPEC)
     assert shard_map.spec == SPEC
     assert client.get_shard_map("net") == shard_map
     assert {s.shard for s in shard_map.slices} == {0, 1}
-    view = client.set_consistency(Consistency(Mode.SSP, 3, 0, StalePolicy.REJECT, 5))
-    assert view.members == members
+    view = client.get_status().view
+    assert (view.members, view.consistency) == (members, mode)
     assert (view.models, view.expected_shards, view.expected_workers) == ({"net": 1}, 2, 2)
     assert (view.started, view.finished) == (True, False)
 

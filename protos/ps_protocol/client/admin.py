@@ -201,6 +201,8 @@ class AdminClient:
     ) -> Consistency:
         """Change the consistency mode of the whole job while it runs, as ``set_mode("ssp", staleness=8)``.
 
+        It begins at one point of all shards, which are paused for it: each push is decided by the same mode on all.
+
         Args:
             mode: "async", "ssp" or "sync".
             staleness: ssp: steps by which a worker may be ahead of the slowest. None: 4.
@@ -217,6 +219,7 @@ class AdminClient:
         Raises:
             ConfigError: Unknown mode or policy.
             InvalidRequest: The numbers do not fit the job.
+            NotReady: A shard stays missing, or a checkpoint or a move takes too long; the mode is as before.
         """
         return self.set_consistency(
             Consistency.of(

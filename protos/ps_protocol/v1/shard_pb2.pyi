@@ -787,10 +787,12 @@ class StageReshardReply(_message.Message):
     def __init__(self, received_bytes: _Optional[int] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
-    __slots__ = ("quiesce",)
+    __slots__ = ("quiesce", "membership_revision")
     QUIESCE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_REVISION_FIELD_NUMBER: _ClassVar[int]
     quiesce: str
-    def __init__(self, quiesce: _Optional[str] = ...) -> None: ...
+    membership_revision: int
+    def __init__(self, quiesce: _Optional[str] = ..., membership_revision: _Optional[int] = ...) -> None: ...
 
 class ResumeReply(_message.Message):
     __slots__ = ()

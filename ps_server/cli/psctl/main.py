@@ -87,10 +87,13 @@ main.add_command(report)
 @output_option()
 @options(ModeOptions)
 def mode(coordinator: str, as_json: bool, mode: str, **bounds: Any) -> None:
-    """Change the consistency mode of the whole job while it runs."""
+    """Change the consistency mode of the whole job while it runs.
+
+    It begins at one point of all shards: each push is decided by the same mode on all of them.
+    """
     wanted = configured(ModeOptions, bounds).consistency(mode)
     with connected(coordinator) as job:
-        consistency = job.set_consistency(wanted)
+        consistency = patiently("changing the mode", lambda: job.set_consistency(wanted))
     print_result({"consistency": consistency}, f"mode is now {consistency}", as_json)
 
 

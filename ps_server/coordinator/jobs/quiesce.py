@@ -85,9 +85,9 @@ class ShardControl:
         request = pb.RestoreRequest(folder=str(folder))
         return list((await self._call("Restore", request, times.CHECKPOINT_SECONDS)).models)
 
-    async def resume(self, name: str, seconds: float = 1.0) -> None:
-        """Resume decisions about pushes."""
-        await self._call("Resume", pb.ResumeRequest(quiesce=name), seconds)
+    async def resume(self, name: str, seconds: float = 1.0, revision: int = 0) -> None:
+        """Resume decisions about pushes, once the shard has the view of ``revision``."""
+        await self._call("Resume", pb.ResumeRequest(quiesce=name, membership_revision=revision), seconds)
 
     async def _call(self, method: str, request: Any, seconds: float = times.CALL_SECONDS) -> Any:
         try:
