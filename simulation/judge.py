@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from ps_protocol.cluster.view import Member
-from ps_protocol.model.spec import Consistency, Mode
+from ps_protocol.model.spec import Consistency, Mode, StalePolicy, StaleRule
 from ps_server.consistency import Position, PushDecision, PushInfo, Tracker, Verdict, WorkerKey
 from ps_server.consistency.events import START
 from simulation.checkpoint_judge import CheckpointJudge
@@ -23,13 +23,31 @@ _DROPPED = (Verdict.LATE, Verdict.STALE, Verdict.SKIP)
 class Judge:
     """Called by the simulated shells, inside the event that it judges. Every method raises Violation."""
 
-    def __init__(self, kernel: Kernel, shards: int, *, durable: bool, early: bool, momentum: float) -> None:
-        """Numbers of shards are those of ``places``. ``early``: a push is acknowledged before the standby has it."""
+    def __init__(
+        self,
+        kernel: Kernel,
+        shards: int,
+        *,
+        durable: bool,
+        early: bool,
+        momentum: float,
+        stale: StaleRule | None = None,
+        one_mode: bool = False,
+    ) -> None:
+        """Numbers of shards are those of ``places``. ``early``: a push is acknowledged before the standby has it.
+
+        ``stale``: the rule of the models for stale pushes; None: that of the mode. ``one_mode``: nothing keeps a change
+        of the mode from beginning at one point of all shards.
+        """
         self.places = places = Places(shards)
         self._kernel = kernel
         self._durable = durable
         self._early = early
         self._momentum = momentum
+        self._stale = stale
+        self._one_mode = one_mode
+        #: By model and push: the mode by which a shard has decided on it.
+        self._modes: dict[tuple[int, Name], Consistency] = {}
         self.truth = places.truth
         self.rows = RowsJudge(self.fail, places)
         self.checkpoints = CheckpointJudge(self.fail, places, self.rows)
@@ -150,6 +168,11 @@ class Judge:
         if verdict is Verdict.DUPLICATE:
             return
         truth.verdicts[_name(info)] = verdict
+        if verdict in (Verdict.APPLY, Verdict.STALE):
+            self._judge_factor(truth, info, decision)
+        mode = self._modes.setdefault((number - number % self.places.shards, _name(info)), truth.mode)
+        if self._one_mode and mode != truth.mode:
+            self.fail(f"shard {number} decides on {info} by {truth.mode}, another shard by {mode}")
         truth.untouched = False
         truth.clocks.place(worker.rank, info.position)
         self._reach(truth, worker, info.position)
@@ -180,6 +203,8 @@ class Judge:
                 self.fail(f"shard {number} applies {push}, of which a worker was told that it changed nothing")
             truth.applied[name] = version
             gradient += 0.0 if math.isnan(truth.sent[name]) else truth.sent[name]
+            if not is_round and scale != truth.factors.get(name, 1.0):
+                self.fail(f"shard {number} logs {push} with the factor {scale} instead of {truth.factors.get(name)}")
         velocity = self._momentum * velocity + gradient / len(pushes)
         rows = self.rows.change(number, map(_name, pushes), scale, held_rows)
         truth.history.append(Update(pushes, value - scale * velocity, velocity, is_round, rows))
@@ -296,6 +321,21 @@ class Judge:
                 f"shard {truth.number} answers a pull for {position} while {behind} participants are below {bound} "
                 f"({mode})"
             )
+
+    def _judge_factor(self, truth: ShardTruth, info: PushInfo, decision: PushDecision) -> None:
+        """A push alone is multiplied as the rule in force says, or dropped."""
+        rule, staleness = self._stale or truth.mode.stale, decision.staleness
+        most = len(truth.live) if rule.by_workers else rule.threshold
+        expected = 1.0
+        if staleness > most and rule.policy is not StalePolicy.ACCEPT:
+            expected = 0.0 if rule.policy is StalePolicy.REJECT else max(most, 1) / staleness
+        found = decision.scale if decision.verdict is Verdict.APPLY else 0.0
+        if found != expected:
+            self.fail(
+                f"shard {truth.number} multiplies {info}, {staleness} updates old, by {found} instead of {expected}: "
+                f"{rule}"
+            )
+        truth.factors[_name(info)] = expected
 
     def _reach(self, truth: ShardTruth, worker: WorkerKey, position: Position) -> None:
         key = (worker.rank, worker.incarnation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+from ps_protocol.model.spec import Consistency, Mode, StalePolicy, StaleRule
 
 ALL_FAULTS = (
     "worker_crash",
@@ -37,6 +37,11 @@ refused as long as a worker uses it. ``restore``: the newest checkpoint is put i
 processes end, all disks but that of the checkpoints are lost, and a job begins with the newest checkpoint.
 ``full_restart``: the disk of a shard, whose log is small, fills until the shard is killed, or a while longer.
 """
+
+_HARMLESS_TO_SHARDS = frozenset(
+    {"mode", "worker_crash", "worker_joins", "worker_replaced", "stop_worker", "stream_break", "checkpoint", "restore"}
+    | {"move", "balance", "release"}
+)
 
 SMALL_LOG_BYTES = 24 << 10
 """Some twenty records: see ``installed``."""
@@ -97,6 +102,8 @@ class Plan:
     acknowledged_after: bool
     #: The format of payloads, as workers name it.
     wire: str
+    #: The rule of the models for stale pushes, as workers give it; None: that of the mode.
+    stale: str | None
     #: The model has a table of rows, where it has one at all: see ``has_table``.
     table: bool
     lease_seconds: float
@@ -112,6 +119,12 @@ class Plan:
     #: Rows of each variable.
     rows: tuple[int, ...]
     faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def loses_no_view(self) -> bool:
+        """Whether nothing keeps shards from views, and no shard forgets what it has decided."""
+        kinds = {fault.kind for fault in self.faults}
+        return kinds <= _HARMLESS_TO_SHARDS and not self.calls_lost and not self.calls_late
 
     @property
     def has_checkpoints(self) -> bool:
@@ -140,9 +153,10 @@ class Plan:
 
     def __str__(self) -> str:
         kept = "durable" if self.durable else "snapshot"
+        own = f", models {self.stale}" if self.stale else ""
         return (
             f"{self.shards} shards, {self.workers} workers x {self.phases} phases x {self.steps} steps, "
-            f"{self.consistency}, {kept}, {len(self.faults)} faults until {self.quiet_at:.0f} s"
+            f"{self.consistency}{own}, {kept}, {len(self.faults)} faults until {self.quiet_at:.0f} s"
         )
 
 
@@ -150,11 +164,12 @@ def random_mode(random: Random, expected_workers: int) -> Consistency:
     """Any mode that the coordinator accepts."""
     policy = random.choice([StalePolicy.ACCEPT, StalePolicy.ACCEPT, StalePolicy.REJECT, StalePolicy.SCALE])
     threshold = random.randrange(4) if policy is not StalePolicy.ACCEPT else 0
+    stale = StaleRule(policy, by_workers=True) if threshold == 3 else StaleRule(policy, threshold)
     match random.choice([Mode.ASYNC, Mode.SSP, Mode.SSP, Mode.SYNC, Mode.SYNC]):
         case Mode.ASYNC:
-            return Consistency(Mode.ASYNC, stale_policy=policy, stale_threshold=threshold)
+            return Consistency(Mode.ASYNC).with_rule(stale)
         case Mode.SSP:
-            return Consistency(Mode.SSP, staleness=random.randrange(4), stale_policy=policy, stale_threshold=threshold)
+            return Consistency(Mode.SSP, staleness=random.randrange(4)).with_rule(stale)
         case _:
             backup = random.choice([0, 0, 1, expected_workers // 4]) if expected_workers > 1 else 0
             backup = min(backup, max(0, expected_workers - 1))

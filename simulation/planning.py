@@ -8,12 +8,15 @@ from random import Random
 from simulation.plan import SEPARATE, SMALL_LOG_BYTES, Fault, Plan, Size, random_mode
 from simulation.swarms import as_swarm, in_order, moving
 
+_RULES = (*[None] * 8, "accept", "scale", "scale:0", "scale:2", "reject", "reject:1")
+
 
 def make_plan(seed: int, size: Size) -> Plan:
     """The run that ``seed`` stands for; the same whenever ``size`` is the same."""
     plan, random = _ordinary(seed, size), Random(f"swarm of {seed}")
     if random.random() < size.swarms and size.workers <= 100:
         plan = as_swarm(plan, size.faults, random)
+    plan = replace(plan, stale=Random(f"rules of {seed}").choice(_RULES))
     return _with_small_logs(plan, Random(f"logs of {seed}")) if "full_restart" in size.faults else plan
 
 
@@ -52,6 +55,7 @@ def _ordinary(seed: int, size: Size) -> Plan:
         standby=durable and not large and more.random() < 0.2,
         acknowledged_after=more.random() < 0.6,
         wire=more.choice(["raw", "raw", "raw", "int8", "topk:0.3"]),
+        stale=None,
         table=more.random() < 0.3 and not large,
         lease_seconds=5.0 if not large else 10.0,
         heartbeat_seconds=2.0 if not large else 2.5,

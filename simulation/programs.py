@@ -297,6 +297,7 @@ class WorkerProgram(Program):
             nonfinite="skip",
             overlap=plan.overlap,
             wire=plan.wire,
+            stale=plan.stale,
         )
 
     def _step(self, optimizers: Iterable[PsOptimizer]) -> None:

@@ -101,6 +101,8 @@ class ShardTruth:
     #: Highest position each life of a worker was ever accepted or placed at.
     reached: dict[tuple[int, int], Position] = field(default_factory=dict)
     verdicts: dict[Name, Verdict] = field(default_factory=dict)
+    #: By what the learning rate of each push is multiplied.
+    factors: dict[Name, float] = field(default_factory=dict)
     #: What each push carries.
     sent: dict[Name, float] = field(default_factory=dict)
     #: What checkpoints put in the place of values and momentum, and of rows.

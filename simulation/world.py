@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ps_protocol.model.spec import StaleRule
 from simulation.faults import Faults
 from simulation.folders import new_folder
 from simulation.judge import Judge
@@ -47,7 +48,16 @@ class World:
         self._kernel = kernel = Kernel(plan.seed)
         kernel.loud = loud
         early = plan.durable and not plan.keeps_acknowledged
-        self._judge = Judge(kernel, plan.shards, durable=plan.durable, early=early, momentum=plan.momentum)
+        stale = None if plan.stale is None else StaleRule.parse(plan.stale)
+        self._judge = Judge(
+            kernel,
+            plan.shards,
+            durable=plan.durable,
+            early=early,
+            momentum=plan.momentum,
+            stale=stale,
+            one_mode=plan.loses_no_view,
+        )
         self._network = Network(
             kernel, delay_seconds=plan.delay_seconds, calls_lost=plan.calls_lost, calls_late=plan.calls_late
         )

@@ -32,7 +32,14 @@ def shown(texts: str | tuple[str, ...], seeds: Iterable[int], size: Size | None 
     The known seed of the test that calls it comes before ``seeds``, but not under ``make test-long``. One model, no
     standbys and raw payloads, where ``fixed`` does not say otherwise.
     """
-    fixed = {"models": 1, "standby": False, "acknowledged_after": True, "wire": "raw", "table": False} | fixed
+    fixed = {
+        "models": 1,
+        "standby": False,
+        "acknowledged_after": True,
+        "wire": "raw",
+        "table": False,
+        "stale": None,
+    } | fixed
     size = size or Size()
     ordinary = replace(size, swarms=0.0, faults=tuple(kind for kind in size.faults if kind != "full_restart"))
     wanted = (texts,) if isinstance(texts, str) else texts
