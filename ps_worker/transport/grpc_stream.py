@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -31,6 +32,21 @@ from ps_worker.transport.base import GrpcReplies, Link, Place, read_answer, rpc_
 from ps_worker.transport.call_messages import CallMessages
 
 _METHOD = "/ps_protocol.v1.Shard/Step"
+
+_LARGEST_MAPPED_BYTES = (32 << 20) - (64 << 10)
+"""glibc never maps more for one block of its own accord than 32 MB, with what is around the block."""
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the heap keep up to 64 MB that are freed, for the chunks of the next step; done once in a process.
+
+    gRPC allocates and frees several copies of each chunk. By default glibc maps such blocks or gives the free end of
+    the heap back, and the pages of each chunk are faulted in again: 20,000 in a step of 100 MB. It raises both
+    thresholds by itself when a program frees a mapped block as large as this one, which is never touched. Where a user
+    has set the thresholds, and where the allocator is not glibc's, nothing changes.
+    """
+    bytes(_LARGEST_MAPPED_BYTES)
 
 
 class GrpcClientTransport:

@@ -20,7 +20,7 @@ from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_protocol.wire.unix_peer import check_peer
 from ps_worker import times
 from ps_worker.transport.base import ClientTransport, Link
-from ps_worker.transport.grpc_stream import GrpcClientTransport
+from ps_worker.transport.grpc_stream import GrpcClientTransport, keep_freed_memory
 from ps_worker.transport.socket_stream import SocketClientTransport
 
 logger = EventLogger("ps_worker")
@@ -41,6 +41,7 @@ def open_stream(channel: grpc.Channel, link: Link, request: OpenRequest) -> tupl
                 if isinstance(error, CredentialsReplaced):
                     raise error
                 _explain(link, offered, error)
+        keep_freed_memory()
         return opened, anchor
     except BaseException:
         anchor.close()

@@ -135,6 +135,16 @@ def test_a_port_where_somebody_else_answers_is_passed_over(monkeypatch):
         monkeypatch.setattr(SideChannels, "port", int(other.address.rpartition(":")[2]))
 
 
+@pytest.mark.parametrize(("transport", "asks"), [("grpc", True), ("bulk", False), ("shm", False)])
+def test_only_a_worker_whose_payloads_go_over_grpc_keeps_the_memory_of_freed_chunks(monkeypatch, transport, asks):
+    asked = []
+    monkeypatch.setattr("ps_worker.transport.negotiate.keep_freed_memory", lambda: asked.append(transport))
+    with running_shard() as shard:
+        model, _ = begin(shard, (5,))
+        with line(shard, model, transport):
+            assert bool(asked) == asks
+
+
 def test_a_stream_that_may_not_open_says_so_whatever_the_transport(transport):
     with running_shard() as shard:
         model, _ = begin(shard, *LARGE)
