@@ -11,7 +11,7 @@ from ps_protocol.errors import UnsupportedOptimizer
 from ps_protocol.model.spec import NonFinite
 from ps_worker.model.optimizer_state import StateByNumber
 from ps_worker.step.remote_model import RemoteModel
-from ps_worker.step.summary import StepSummary, nonfinite_gradient
+from ps_worker.step.summary import StepSummary
 
 Residuals = Mapping[int, Mapping[str, torch.Tensor]]
 """What a wire format has left out of gradients, by number of the variable."""
@@ -119,6 +119,6 @@ def _nonfinite(models: Sequence[RemoteModel]) -> str | None:
             if parameter.grad is None or bool(torch.isfinite(parameter.grad).all()):
                 continue
             if model.spec.nonfinite is NonFinite.REFUSE:
-                raise nonfinite_gradient(variable.name)
+                raise model.refusal(variable.name)
             return variable.name
     return None

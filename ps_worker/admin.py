@@ -4,8 +4,8 @@
         if job_state(job.status()).name == "training":
             job.checkpoint()
 
-The commands of ``psctl`` that need no job – ``certs``, ``export``, ``verify``, ``trace`` – read and write files, and
-stay commands.
+The commands of ``psctl`` that need no job – ``certs``, ``checkpoints``, ``export``, ``verify``, ``trace`` – read and
+write files, and stay commands.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from ps_protocol.client.admin import (
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.model_status import ModelRates, TableTotals
 from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves, JobHistory, PlacedVariable
-from ps_protocol.cluster.job_state import JobState, ailments, job_state
+from ps_protocol.cluster.job_state import JobState, ailments, diverging, job_state
 from ps_protocol.cluster.scaling import ScaleProgress
 from ps_protocol.cluster.view import (
     ClusterStatus,
     ClusterView,
+    Divergence,
     JobEvent,
     Member,
     MemberStats,
@@ -49,6 +50,7 @@ __all__ = [
     "Consistency",
     "Curve",
     "Curves",
+    "Divergence",
     "JobEvent",
     "JobHistory",
     "JobSize",
@@ -69,6 +71,7 @@ __all__ = [
     "WrittenCheckpoint",
     "ailments",
     "connect",
+    "diverging",
     "job_state",
 ]
 

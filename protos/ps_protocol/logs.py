@@ -27,6 +27,7 @@ FACTS = ("role", "shard", "worker", "incarnation", "job")
 LogEvent = Literal[
     "cluster.change",
     "cluster.loss",
+    "divergence",
     "elasticity",
     "barrier.released",
     "uncaught",

@@ -54,7 +54,7 @@ class Checkpoint:
     @property
     def size_bytes(self) -> int:
         """Bytes of its own files, without the manifest."""
-        return sum(file.size_bytes for model in self.manifest.models.values() for file in model.files)
+        return self.manifest.size_bytes
 
     def table(self, model: str, table: str) -> TableSpec:
         """One table of a model, as it was declared. Raises ModelMismatch."""

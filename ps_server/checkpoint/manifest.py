@@ -13,7 +13,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.sealed import SEAL_BYTES, checksum_in, seal, unseal
 from ps_server.checkpoint.files import CHECKED_BYTES, MANIFEST_NAME, open_below, read_below, storage_errors
 from ps_server.checkpoint.record import Facts, ModelRecord
-from ps_server.checkpoint.validation import check_models
+from ps_server.checkpoint.validation import check_models, whole_number
 
 #: Increased when an older torch-ps could misread a checkpoint.
 FORMAT = 3
@@ -33,6 +33,16 @@ class Manifest:
     #: Facts of the job from the caller: data positions, phase, mode.
     facts: Facts
     models: Mapping[str, ModelRecord]
+
+    @property
+    def step(self) -> int:
+        """The highest version of its models, over their shards; 0 where no shard noted one."""
+        return max((_version(facts) for model in self.models.values() for facts in model.facts), default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its own files, without the manifest."""
+        return sum(file.size_bytes for model in self.models.values() for file in model.files)
 
     def encode(self) -> bytes:
         """The bytes of the file; they carry their own checksum."""
@@ -60,6 +70,12 @@ class Manifest:
         if not (isinstance(program, str) and isinstance(facts, dict) and _is_time(seconds)):
             raise ValueError("program, committed_seconds or facts are not as they are written")
         return cls(program, seconds, facts, models)
+
+
+def _version(facts: Facts) -> int:
+    tracker = facts.get("tracker")
+    version = tracker.get("version") if isinstance(tracker, Mapping) else None
+    return version if isinstance(version, int) and whole_number(version) else 0
 
 
 def _is_time(value: object) -> bool:

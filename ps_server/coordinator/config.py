@@ -16,8 +16,8 @@ from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.logs import EventLogger
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.checkpoint.checkpoint import Checkpoint
-from ps_server.checkpoint.directory import latest
-from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config
+from ps_server.checkpoint.directory import latest, of_step
+from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config, step_in
 from ps_server.cli.options.mode import ModeOptions
 from ps_server.coordinator.elasticity.engines.base import WorkerEngine
 from ps_server.coordinator.elasticity.engines.find import find_engine
@@ -188,10 +188,13 @@ def _saved(chosen: str | None, directory: Path | None) -> Checkpoint | None:
     """The checkpoint that --restore names. Raises ConfigError, DamagedData."""
     if not chosen:
         return None
-    if chosen != "latest":
+    step = step_in(chosen)
+    if chosen != "latest" and step is None:
         return Checkpoint.open(Path(chosen).absolute())
     if directory is None:
-        raise ConfigError("--restore latest needs a folder to look in", remedy="give --checkpoint-dir as well")
+        raise ConfigError(f"--restore {chosen} needs a folder to look in", remedy="give --checkpoint-dir as well")
+    if step is not None:
+        return Checkpoint.open(of_step(directory, step).absolute())
     newest = latest(directory)
     if newest is None:
         logger.warning("checkpoint", "no checkpoint in %s yet: the job starts without one", directory)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
+from ps_protocol.cluster.job_state import growth, remedy
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.view import (
@@ -35,6 +36,7 @@ from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.coordinator.beginning import begin
 from ps_server.coordinator.changes import StateChange
+from ps_server.coordinator.divergence import DivergenceWatch
 from ps_server.coordinator.event_log import EventLog
 from ps_server.coordinator.lease_timer import LeaseTimer
 from ps_server.coordinator.membership.scaling import WantedSize, scaled
@@ -54,6 +56,8 @@ class CoordinatorCounters:
     joins: Counter[Role] = field(default_factory=Counter)
     lease_expirations: Counter[Role] = field(default_factory=Counter)
     mode_changes: int = 0
+    #: Numbers that were found to have grown far above their history.
+    divergences: int = 0
     #: From a worker's arrival until the barrier opened for it, in seconds.
     barrier_wait: Histogram = field(default_factory=Histogram)
     #: By rank: incarnation, phase and time of the arrival at a barrier; None once it has opened.
@@ -118,6 +122,8 @@ class Driver:
         self._timer = LeaseTimer(self._state.membership, settings.heartbeat_seconds, clock, self._settle_expired)
         #: Counts since this process began.
         self.counters = CoordinatorCounters()
+        #: What has grown far above its history.
+        self.divergence = DivergenceWatch(self._state.view.consistency.mode)
         #: The address of this process's metrics; empty: not served.
         self.metrics_url = ""
         #: See ``ExpiryWatch.ends``; of this process.
@@ -138,6 +144,7 @@ class Driver:
         """See MembershipState.join."""
         decision = self._state.membership.join(ask, self._clock())
         self.counters.joins[ask.role] += bool(decision.reason)  # not a repetition
+        self.divergence.joined(decision.value.member, self._now())
         return self._settle(decision)
 
     async def join_when_vacant(self, ask: JoinRequest, wait_seconds: float) -> Joined:
@@ -177,7 +184,21 @@ class Driver:
         )
         if keeps_state:
             self._settle(beat)
+        self._watch_divergence(self._state.membership.find(role, index, incarnation), stats)
         return self.view.revision
+
+    def _watch_divergence(self, member: Member, stats: MemberStats) -> None:
+        view, now = self._state.view, self._now()
+        if begun := self.divergence.take(member, stats, view.models, now):
+            self.counters.divergences += len(begun)
+            staleness = {grown.what: grown for grown in self.divergence.divergences(now)}
+            for grown in begun:
+                text = remedy(staleness.get(grown.what, grown), view.consistency)
+                logger.warning("divergence", "the model diverges: %s; %s", growth(grown), text)
+
+    def _now(self) -> float:
+        """Seconds since 1970, on the steady clock."""
+        return self._settings.clock_began + self._clock()
 
     @property
     def heartbeat_seconds(self) -> float:
@@ -346,6 +367,7 @@ class Driver:
             metrics_url=self.metrics_url,
             decisions=self.events.decisions,
             certificate_ends=self.certificate_ends(),
+            divergences=self.divergence.divergences(self._now()),
         )
 
     @property
@@ -370,8 +392,11 @@ class Driver:
 
     def set_consistency(self, consistency: Consistency) -> ClusterView:
         """See ClusterState.set_consistency."""
+        before = self._state.view.consistency
         decision = self._state.set_consistency(consistency)
         self.counters.mode_changes += bool(decision.reason)
+        if consistency.mode is not before.mode:
+            self.divergence.restart(consistency.mode)
         return self._settle(decision)
 
     def release(self) -> None:

@@ -99,10 +99,10 @@ async def serve(
     recorder = JobRecorder(driver, config.words, file=history)
 
     def on_made(made: CheckpointMade) -> None:
-        recorder.saved(str(made.folder), made.size_bytes, made.seconds, frozenset(map(str, made.there)))
+        recorder.saved(str(made.folder), made.size_bytes, made.seconds, frozenset(map(str, made.there)), made.step)
 
     limit_counts = LimitCounts()
-    checkpoints = Checkpoints(driver, config.checkpoints, on_made)
+    checkpoints = Checkpoints(driver, config.checkpoints, on_made, recorder.kept)
     moves = MoveRunner(driver, checkpoints.busy)
     kept = config.engine if isinstance(config.engine, KeptRequest) else None
     scaling = JobScaling(driver, moves, config.engine, time.monotonic)

@@ -53,6 +53,13 @@ CLOCK_MOST = COORDINATOR.gauge(
 BARRIER_WAIT = COORDINATOR.histogram("barrier_wait_seconds", "From a worker's arrival at a barrier until it opens.")
 MODE_CHANGES = COORDINATOR.counter("mode_changes_total", "Changes of the consistency mode.")
 
+DIVERGENCES = COORDINATOR.gauge(
+    "divergences",
+    "Numbers that have grown far above their own history in async or ssp: norms of gradients, losses. At most 8.",
+    "role",
+)
+DIVERGED = COORDINATOR.counter("divergences_total", "Numbers that were found to have grown far above their history.")
+
 MOVES = COORDINATOR.counter(
     "moves_total", "Batches of slices moved between shards, by result: done or failed.", "result"
 )
@@ -94,6 +101,7 @@ class CoordinatorMetrics:
         yield FENCED.of(self._driver.fenced_calls)
         yield BARRIER_WAIT.of(counters.barrier_wait.value)
         yield MODE_CHANGES.of(counters.mode_changes)
+        yield DIVERGED.of(counters.divergences)
 
     def _jobs(self) -> Iterator[Sample]:
         moves, checkpoints = self._moves, self._checkpoints
@@ -116,6 +124,8 @@ def _job(status: ClusterStatus) -> Iterator[Sample]:
     yield JOB_STARTED.of(view.started)
     yield JOB_FINISHED.of(view.finished)
     yield VIEW_REVISION.of(view.revision)
+    for role in (Role.SHARD, Role.WORKER):
+        yield DIVERGENCES.of(sum(each.member.role is role for each in status.divergences), role.value)
 
 
 def _members(status: ClusterStatus) -> Iterator[Sample]:

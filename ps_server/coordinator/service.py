@@ -236,7 +236,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> pb.RestoreCheckpointReply:
         """A checkpoint, restored into the running job."""
         async with translated(context):
-            folder, models = await self._checkpoints.restore(Path(request.folder) if request.folder else None)
+            step = request.step if request.HasField("step") else None
+            if request.folder and step is not None:
+                raise InvalidRequest(
+                    "a checkpoint is named by its folder or by its step",
+                    actual=f"both {request.folder[:500]} and step {step}",
+                    remedy="leave one of them out",
+                )
+            folder, models = await self._checkpoints.restore(Path(request.folder) if request.folder else None, step)
             return pb.RestoreCheckpointReply(folder=str(folder), models=models)
 
     async def Reshard(  # noqa: N802

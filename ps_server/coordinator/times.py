@@ -29,13 +29,18 @@ BREATH_SECONDS = 1.2
 # -- decisions about slow workers and hot shards
 
 HOLD_SECONDS = 30.0
-"""A state of workers or shards counts, and is over, once it has lasted so long."""
+"""A state of workers or shards counts, and is over, once it has lasted so long; so is a growth."""
 LONGEST_HOLD_SECONDS = 300.0
 """The same for shards, where it changes now and then."""
 SETTLE_SECONDS = 60.0
 """Shards are not judged for so long after a move."""
 GIVEN_SECONDS = 24 * 3600.0
 """A shard gives nothing for so long to one that it has received from: with the same load that would go on for ever."""
+
+# -- divergence
+
+SILENT_SECONDS = 600.0
+"""A growth counts so long after the last word of it: its member may be gone."""
 
 # -- files
 

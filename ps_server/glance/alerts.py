@@ -1,4 +1,6 @@
-"""Alerts: members that are missing, lost, failed or silent, and reported numbers that are not finite."""
+"""Alerts: members that are missing, lost, failed or silent, models that diverge, and reported numbers that are not
+finite.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.cluster.history import JobHistory
-from ps_protocol.cluster.job_state import expiring, has_expired
+from ps_protocol.cluster.job_state import diverging, expiring, has_expired
 from ps_protocol.cluster.view import Role
 from ps_server.glance.shards import ShardGlance
 from ps_server.glance.workers import WorkerGlance
@@ -33,7 +35,8 @@ def alerts_of(history: JobHistory, workers: Sequence[WorkerGlance], shards: Sequ
     certificates = _of_certificates(history)
     if not view.started:
         return tuple(certificates)
-    return (*_of_shards(shards), *_of_workers(history, workers), *certificates)
+    grown = [Alert("divergence", text)] if (text := diverging(history.status)) else []
+    return (*_of_shards(shards), *grown, *_of_workers(history, workers), *certificates)
 
 
 def _of_certificates(history: JobHistory) -> Iterator[Alert]:

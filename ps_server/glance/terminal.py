@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ps_protocol.client.model_status import TableTotals
 from ps_protocol.cluster.history import Curve, Curves, JobHistory
-from ps_protocol.cluster.job_state import current_members, expiring, note_of, time_text
+from ps_protocol.cluster.job_state import current_members, diverging, expiring, note_of, time_text
 from ps_protocol.cluster.view import ClusterStatus, JobEvent, Role
 from ps_protocol.text import printable
 from ps_server.glance.job import JobGlance, glance_of
@@ -77,6 +77,7 @@ def status_tables(
         *_shards(glance, _SHARDS, width),
         *([_table(_TOTALS, tables, width)] if tables else ()),
         *_notes(status),
+        *([Text(printable(text), style="bold red")] if (text := diverging(status)) else ()),
         *([Text(printable(soon), style="yellow")] if (soon := expiring(status)) else ()),
         *(_event(event, time_text(event.at_seconds)) for event in status.decisions[-SHOWN_DECISIONS:]),
     )
@@ -89,7 +90,7 @@ def status_line(status: ClusterStatus, tables: Sequence[TableTotals] = ()) -> st
     parts += [_worker_words(worker) for worker in glance.workers if not worker.evaluator]
     parts += [_shard_words(shard) for shard in glance.shards]
     parts += [f"{each} {each.rows} rows {short(each.size_bytes)}B" for each in tables]
-    parts += [soon] if (soon := expiring(status)) else []
+    parts += [text for text in (diverging(status), expiring(status)) if text]
     return printable(" | ".join(parts))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from ps_protocol.cluster.view import MemberStats, TableCounts
+from ps_protocol.cluster.view import MemberStats, TableCounts, UpdateCounts
+from ps_protocol.errors import ErrorCode
 from ps_protocol.metrics.common import COMMON, read_common
 from ps_protocol.metrics.definition import Catalogue, HistogramValue, Sample
 from ps_server.consistency import FAILED, Verdict
@@ -21,6 +22,8 @@ from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel
 
 SHARD = Catalogue("shard", "shard", COMMON, SERVER)
+
+_NON_FINITE = ErrorCode.NON_FINITE.name
 
 _STALENESS = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 62.0)
 
@@ -233,7 +236,15 @@ def shard_stats(counters: Counters, registry: Registry) -> MemberStats:
         streams=_stream_counts(models),
         held_bytes=sum(model.layout.region_bytes for model in models),
         tables=tuple(counts for model in models for counts in _table_counts(model)),
+        updates=tuple(counts for model in models if (counts := _update_counts(model)) is not None),
+        nonfinite=sum(count for (_, reason), count in list(counters.refused.items()) if reason == _NON_FINITE),
     )
+
+
+def _update_counts(model: ShardModel) -> UpdateCounts | None:
+    """What was applied on arrival since the last call."""
+    counts = model.samples.take(model.name, model.tracker.counts.staleness)
+    return None if model.tracker.collects else counts
 
 
 def _stream_counts(models: list[ShardModel]) -> dict[str, int]:

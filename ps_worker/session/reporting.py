@@ -67,8 +67,9 @@ class WorkerCounters:
     compute_seconds: float = 0.0
     #: Streams opened again after a step had been made.
     reconnects: int = 0
-    #: Steps whose gradients held NaN or infinity, refused or skipped by this worker.
+    #: Steps whose gradients held NaN or infinity, refused or skipped by this worker; and those that it refused.
     nonfinite: int = 0
+    refused: int = 0
     #: Duration of collective calls that got their results, in seconds.
     exchange: Histogram = field(default_factory=Histogram)
     #: Payloads of these calls: this worker's, and those of all workers that came back.
@@ -167,6 +168,7 @@ class Progress:
             clock=clock,
             wait_seconds={reason.value: seconds for reason, seconds in self.counters.waits.items()},
             metrics_address=self.metrics_address,
+            nonfinite=self.counters.refused,
         )
 
     @property

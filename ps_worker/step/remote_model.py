@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import Buffers, NonFinite, Options
 from ps_protocol.model.tables import RowOptions
@@ -280,11 +281,17 @@ class RemoteModel:
             variable = self.name if push.skipped else self._first_nonfinite(push)
             push.finite = variable is None
             if variable is not None:
-                self._session.counters.nonfinite += 1
                 if self.spec.nonfinite is not NonFinite.SKIP:
-                    raise nonfinite_gradient(variable)
+                    raise self.refusal(variable)
+                self._session.counters.nonfinite += 1
                 push.skipped, push.with_buffers, push.staged = True, False, ()
         return self.pipeline.exchange(push)
+
+    def refusal(self, variable: str) -> NonFiniteGradient:
+        """The error for a gradient of ``variable`` that holds NaN or infinity. Counts it."""
+        self._session.counters.nonfinite += 1
+        self._session.counters.refused += 1
+        return nonfinite_gradient(variable)
 
     def _first_nonfinite(self, push: StepPush) -> str | None:
         """Name of the first variable or table with a gradient that holds NaN or infinity."""

@@ -126,8 +126,8 @@ class CoordinatorObservers:
         return make
 
     def _restore(self, original: Any) -> Any:
-        async def restore(checkpoints: Any, folder: Any) -> Any:
-            restored, names = await original(checkpoints, folder)
+        async def restore(checkpoints: Any, *arguments: Any) -> Any:
+            restored, names = await original(checkpoints, *arguments)
             maps = checkpoints._driver.shard_maps
             places = [
                 self._subjects.place(shard, maps[name])

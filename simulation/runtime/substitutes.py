@@ -68,7 +68,7 @@ class _Time:
     def monotonic() -> float:
         return wait.kernel().now
 
-    perf_counter = monotonic
+    perf_counter = thread_time = monotonic
 
     @staticmethod
     def time() -> float:

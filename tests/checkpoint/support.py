@@ -98,9 +98,9 @@ class Job:
         with ThreadPoolExecutor(len(self.shards)) as pool:
             return list(pool.map(write, self.shards))
 
-    def save(self, directory: Path) -> Checkpoint:
+    def save(self, directory: Path, now: float = 1234.5) -> Checkpoint:
         folder = begin(directory)
-        commit(folder, [self.shard_map], self.parts(folder), {"epoch": 4}, 1234.5)
+        commit(folder, [self.shard_map], self.parts(folder), {"epoch": 4}, now)
         return Checkpoint.open(folder)
 
     @classmethod

@@ -313,6 +313,37 @@ def test_an_engine_that_cannot_work_is_an_error(told: Told, arguments: tuple[str
     assert named in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ("step=3", "is of step 3; expected: a checkpoint: there is none"),
+        ("step=", "a step of a checkpoint is a number"),
+        ("step=-1", "a step of a checkpoint is a number"),
+        ("step=1e3", "a step of a checkpoint is a number"),
+        ("step=" + 5000 * "9", "a step of a checkpoint is a number"),
+        ("./step=3", "step=3 is not a complete checkpoint"),
+    ],
+)
+def test_a_step_to_restore_that_is_none_is_an_error(told: Told, tmp_path: Path, asked: str, named: str) -> None:
+    result = told.run("--checkpoint-dir", str(tmp_path), "--restore", asked)
+    assert result.exit_code == 2
+    assert named in " ".join(result.output.split())
+
+
+def test_a_step_to_restore_needs_a_folder_to_look_in(told: Told) -> None:
+    result = told.run("--restore", "step=3")
+    assert result.exit_code == 2
+    assert "--restore step=3 needs a folder to look in" in " ".join(result.output.split())
+
+
+def test_a_job_begins_with_the_checkpoint_of_a_step(told: Told, tmp_path: Path) -> None:
+    job = Job.of(shard_map_of(small_spec(), 1))
+    first = job.save(tmp_path).folder
+    found = told("--checkpoint-dir", str(tmp_path), "--restore", "step=0", "--seed", "1")
+    assert found.checkpoints.restored == first
+    assert found.saved.folder == first
+
+
 def test_the_checkpoint_that_a_job_begins_with_is_not_pruned(told, tmp_path):
     job = Job.of(shard_map_of(small_spec(), 1))
     first, newest = (job.save(tmp_path).folder for _ in range(2))

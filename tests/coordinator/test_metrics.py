@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ps_protocol.cluster.leases import LeaseAsk
-from ps_protocol.cluster.view import Joined, JoinRequest, Member, MemberStats, Role
+from ps_protocol.cluster.view import Joined, JoinRequest, Member, MemberStats, Role, UpdateCounts
 from ps_protocol.errors import Fenced, NotReady, PsError, StorageFull
 from ps_protocol.metrics.definition import HistogramValue
 from ps_protocol.metrics.server import Target
@@ -96,6 +96,14 @@ async def train(job: Job) -> None:
         job.beat(job.join(Role.WORKER, rank).member, MemberStats(phase=1, clock=clock))
 
 
+async def diverges(job: Job) -> None:
+    shard, worker = job.join(Role.SHARD, 0).member, job.join(Role.WORKER, 0).member
+    for norm in [1.0] * 20 + [1e3] * 2:
+        job.now += 1.0
+        job.beat(shard, MemberStats(updates=(UpdateCounts("m", norm, 3.0, 7.0),)))
+    job.beat(worker, MemberStats(nonfinite=1))
+
+
 async def loads(job: Job) -> None:
     job.beat(job.join(Role.SHARD, 0).member, MemberStats(activity="placing"))
 
@@ -161,6 +169,7 @@ CAUSES = [
     Cause(train, {("worker_clock_least",): 4, ("worker_clock_most",): 7}),
     Cause(loads, {("members", "shard", "busy"): 1, ("members", "shard", "live"): 0}),
     Cause(meets, {("phase",): 1, ("barrier_wait_seconds",): 3}),
+    Cause(diverges, {("divergences", "shard"): 1, ("divergences", "worker"): 1, ("divergences_total",): 2}),
     Cause(changes_mode, {("mode_changes_total",): 1}),
     Cause(finishes, {("job_finished",): 1, ("lease_expirations_total", "worker"): 0}),
     Cause(leases, {("data_leases",): 1, ("data_leased_items",): 10}),

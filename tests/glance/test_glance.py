@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ps_protocol.cluster.history import JobHistory
-from ps_protocol.cluster.view import LogCounts, Role, TableCounts
+from ps_protocol.cluster.view import Divergence, LogCounts, Member, Role, TableCounts
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.glance.job import glance_of
 from tests.glance.jobs import entry, history, shard, worker
@@ -38,6 +39,26 @@ def test_the_totals_are_those_of_live_members() -> None:
     assert (glance.live_workers, glance.expected_workers, glance.live_shards, glance.expected_shards) == (2, 3, 1, 1)
     assert (glance.state, glance.mode, glance.elapsed_seconds) == ("training", "async", 10.0)
     assert glance.alerts == ()
+
+
+def test_a_model_that_diverges_is_one_alert_with_the_staleness_and_the_remedy() -> None:
+    of_shard = Divergence(
+        Member(Role.SHARD, 1, 3), "gradient norm of model 'm'", 812.0, 6.1, 1000.0, 7.25, 15.0, "/c/checkpoint-3", 1200
+    )
+    of_worker = Divergence(Member(Role.WORKER, 2, 3), "loss", math.inf, 0.5, 1000.0, 7.25, 15.0)
+    job = history(worker(0), shard(0))
+    told = replace(job, status=replace(job.status, divergences=(of_shard, of_worker)))
+    (text,) = alerts(told)
+    assert text == (
+        "the model diverges: gradient norm of model 'm' of shard 1 is 812, at most 6.1 before, and 1 more number; "
+        "staleness is 7.2, of 99 % at most 15: lower the learning rate or momentum, or use psctl mode sync, or ssp; "
+        "psctl restore step=1200 goes back to before"
+    )
+    ssp = history(worker(0), shard(0), consistency=SSP)
+    (text,) = alerts(replace(ssp, status=replace(ssp.status, divergences=(of_worker,))))
+    assert text.startswith("the model diverges: loss of worker 2 is inf, at most 0.5 before; staleness is 7.2")
+    assert text.endswith("or use psctl mode sync, or ssp with a smaller bound")
+    assert alerts(replace(told, status=replace(told.status, view=replace(told.status.view, finished=True)))) == []
 
 
 def test_workers_are_behind_the_first_one() -> None:

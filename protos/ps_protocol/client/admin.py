@@ -246,13 +246,15 @@ class AdminClient:
         """
         return WrittenCheckpoint(*self._client.checkpoint())
 
-    def restore(self, folder: str = "") -> RestoredCheckpoint:
+    def restore(self, folder: str = "", step: int | None = None) -> RestoredCheckpoint:
         """Restore a checkpoint into the running job, while it trains. Return once all shards have it.
 
         Values and optimizer state of its models are replaced on all shards at once; versions and clocks do not go back.
 
         Args:
             folder: Path of the checkpoint, which has to be the same for the servers. Empty: the newest one.
+            step: In place of a folder, the step of a checkpoint in the coordinator's directory: the number of updates
+                that its models had.
 
         Raises:
             InvalidRequest: There is no such checkpoint.
@@ -260,7 +262,7 @@ class AdminClient:
             DamagedData: A file of it is damaged.
             NotReady: The job is not complete.
         """
-        found, models = self._client.restore_checkpoint(str(Path(folder).absolute()) if folder else "")
+        found, models = self._client.restore_checkpoint(str(Path(folder).absolute()) if folder else "", step)
         return RestoredCheckpoint(found, tuple(models))
 
     def release(self, model: str) -> int:

@@ -285,13 +285,14 @@ class CoordinatorClient:
         return reply.folder, reply.size_bytes, reply.seconds
 
     def restore_checkpoint(
-        self, folder: str = "", timeout_seconds: float = times.CHECKPOINT_SECONDS
+        self, folder: str = "", step: int | None = None, timeout_seconds: float = times.CHECKPOINT_SECONDS
     ) -> tuple[str, list[str]]:
-        """Restore ``folder``, else the newest checkpoint, into the running job; returns the folder and its models.
+        """Restore ``folder``, else the checkpoint of ``step``, else the newest one, into the running job; returns the
+        folder and its models.
 
         Raises InvalidRequest, ModelMismatch, DamagedData, NotReady, Unavailable.
         """
-        request = message_of(pb.RestoreCheckpointRequest, folder=folder)
+        request = message_of(pb.RestoreCheckpointRequest, folder=folder, step=step)
         reply = self._connection.once("RestoreCheckpoint", request, timeout_seconds, wait_for_ready=True)
         return reply.folder, list(reply.models)
 

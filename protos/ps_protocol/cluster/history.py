@@ -54,6 +54,10 @@ class CheckpointFacts:
     seconds: float
     #: When it was complete, in seconds since 1970.
     at_seconds: float
+    #: The highest version of its models.
+    step: int = 0
+    #: Why it is kept beside the newest ones; empty: it is not.
+    kept: str = ""
 
 
 @dataclass(frozen=True, slots=True)

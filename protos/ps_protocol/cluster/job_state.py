@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.scaling import ENDED
-from ps_protocol.cluster.view import TOOK_OVER, ClusterStatus, MemberStatus, Role
+from ps_protocol.cluster.view import TOOK_OVER, ClusterStatus, Divergence, MemberStatus, Role
+from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.text import printable
 
 WAITING, TRAINING, STALLED, FINISHED = "waiting for members", "training", "stalled", "finished"
@@ -168,6 +170,32 @@ def mode_text(status: ClusterStatus) -> str:
     consistency, rules = status.view.consistency, status.stale_rules
     shown = [] if consistency.mode.collects else [f"{name}: {rule}" for name, rule in sorted(rules.items())]
     return "; ".join([str(consistency), *shown])
+
+
+def diverging(status: ClusterStatus) -> str:
+    """What has grown far above its own history, the staleness, and the remedy; empty: nothing."""
+    if not (found := status.divergences):
+        return ""
+    first, more = found[0], len(found) - 1
+    others = f", and {more} more number{'s' if more > 1 else ''}" if more else ""
+    return f"the model diverges: {growth(first)}{others}; {remedy(first, status.view.consistency)}"
+
+
+def growth(grown: Divergence) -> str:
+    """What has grown, with its value and the usual one."""
+    if math.isnan(grown.value):
+        return f"{grown.member} refused {grown.what} that hold NaN or infinity"
+    return f"{grown.what} of {grown.member} is {grown.value:.3g}, at most {grown.usual:.3g} before"
+
+
+def remedy(grown: Divergence, consistency: Consistency) -> str:
+    """The staleness under which a number has grown, and what to do."""
+    ssp = "ssp with a smaller bound" if consistency.mode is Mode.SSP else "ssp"
+    kept = f"; psctl restore step={grown.step} goes back to before" if grown.checkpoint else ""
+    return (
+        f"staleness is {grown.staleness:.1f}, of 99 % at most {grown.staleness_p99:.0f}: lower the learning rate or "
+        f"momentum, or use psctl mode sync, or {ssp}{kept}"
+    )
 
 
 def headline(status: ClusterStatus) -> str:

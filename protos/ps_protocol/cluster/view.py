@@ -45,6 +45,18 @@ class TableCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateCounts:
+    """The updates that a shard made of one model in async or ssp since its heartbeat before."""
+
+    model: str
+    #: Geometric mean of the norms of the sampled gradients, of the shard's part of the model; 0: none was sampled.
+    gradient_norm: float
+    #: Staleness of the pushes: the mean, and what 99 % of them did not exceed.
+    staleness: float
+    staleness_p99: float
+
+
+@dataclass(frozen=True, slots=True)
 class LogCounts:
     """The log and the snapshots in a shard's data directory."""
 
@@ -190,6 +202,10 @@ class MemberStats:
     #: When the first of its certificates that are in the last tenth of their time expires, or has expired, in seconds
     #: since 1970; 0: none is.
     certificate_ends: float = 0.0
+    #: Shards in async and ssp: one entry for each model with updates since the heartbeat before.
+    updates: tuple[UpdateCounts, ...] = ()
+    #: Steps refused because a gradient held NaN or infinity.
+    nonfinite: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +312,27 @@ class MemberStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Divergence:
+    """A number of one member that has grown far above its own history, in async or ssp."""
+
+    member: Member
+    #: What has grown: "gradient norm of model 'net'", "loss".
+    what: str
+    #: NaN: a gradient or a loss was no finite number.
+    value: float
+    #: The highest that was usual before.
+    usual: float
+    #: When it was last as usual, in seconds since 1970.
+    since_seconds: float
+    #: Of the shards, lately: the mean, and what 99 % of the pushes did not exceed.
+    staleness: float = 0.0
+    staleness_p99: float = 0.0
+    #: The folder of the checkpoint from before that is kept, and its step; empty: none is.
+    checkpoint: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """The status of the cluster: live members first, then the last former ones."""
 
@@ -313,3 +350,5 @@ class ClusterStatus:
     job: str = DEFAULT_JOB
     #: By model, the rule for stale pushes that it has of its own, in words.
     stale_rules: Mapping[str, str] = field(default_factory=dict)
+    #: What has grown far above its own history.
+    divergences: tuple[Divergence, ...] = ()

@@ -76,7 +76,7 @@ class JoinReply(_message.Message):
     def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., revision: _Optional[int] = ..., seed: _Optional[int] = ..., phase: _Optional[int] = ..., session: _Optional[bytes] = ..., session_key: _Optional[bytes] = ..., job: _Optional[str] = ...) -> None: ...
 
 class MemberStats(_message.Message):
-    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag", "activity", "versions", "phase", "clock", "wait_seconds", "streams", "held_bytes", "log", "tables", "metrics_address", "queued_pushes", "queued_bytes", "certificate_ends")
+    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag", "activity", "versions", "phase", "clock", "wait_seconds", "streams", "held_bytes", "log", "tables", "metrics_address", "queued_pushes", "queued_bytes", "certificate_ends", "updates", "nonfinite")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,8 @@ class MemberStats(_message.Message):
     QUEUED_PUSHES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_FIELD_NUMBER: _ClassVar[int]
     steps: int
     version: int
     steps_per_second: float
@@ -153,7 +155,21 @@ class MemberStats(_message.Message):
     queued_pushes: float
     queued_bytes: float
     certificate_ends: float
-    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., samples: _Optional[int] = ..., dropped: _Optional[int] = ..., standby_lag: _Optional[int] = ..., activity: _Optional[str] = ..., versions: _Optional[_Mapping[str, int]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., wait_seconds: _Optional[_Mapping[str, float]] = ..., streams: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., log: _Optional[_Union[LogCounts, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableCounts, _Mapping]]] = ..., metrics_address: _Optional[str] = ..., queued_pushes: _Optional[float] = ..., queued_bytes: _Optional[float] = ..., certificate_ends: _Optional[float] = ...) -> None: ...
+    updates: _containers.RepeatedCompositeFieldContainer[UpdateCounts]
+    nonfinite: int
+    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., samples: _Optional[int] = ..., dropped: _Optional[int] = ..., standby_lag: _Optional[int] = ..., activity: _Optional[str] = ..., versions: _Optional[_Mapping[str, int]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., wait_seconds: _Optional[_Mapping[str, float]] = ..., streams: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., log: _Optional[_Union[LogCounts, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableCounts, _Mapping]]] = ..., metrics_address: _Optional[str] = ..., queued_pushes: _Optional[float] = ..., queued_bytes: _Optional[float] = ..., certificate_ends: _Optional[float] = ..., updates: _Optional[_Iterable[_Union[UpdateCounts, _Mapping]]] = ..., nonfinite: _Optional[int] = ...) -> None: ...
+
+class UpdateCounts(_message.Message):
+    __slots__ = ("model", "gradient_norm", "staleness", "staleness_p99")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_P99_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    gradient_norm: float
+    staleness: float
+    staleness_p99: float
+    def __init__(self, model: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., staleness: _Optional[float] = ..., staleness_p99: _Optional[float] = ...) -> None: ...
 
 class TableCounts(_message.Message):
     __slots__ = ("model", "table", "rows", "waiting", "size_bytes", "inserted", "expired", "evicted")
@@ -598,7 +614,7 @@ class MemberStatus(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., seconds_since_heartbeat: _Optional[float] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., gone: _Optional[str] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds", "certificate_ends", "job", "stale_rules")
+    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds", "certificate_ends", "job", "stale_rules", "divergences")
     class StaleRulesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +630,7 @@ class ClusterStatus(_message.Message):
     CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     STALE_RULES_FIELD_NUMBER: _ClassVar[int]
+    DIVERGENCES_FIELD_NUMBER: _ClassVar[int]
     view: ClusterView
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     metrics_url: str
@@ -622,7 +639,30 @@ class ClusterStatus(_message.Message):
     certificate_ends: float
     job: str
     stale_rules: _containers.ScalarMap[str, str]
-    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ..., certificate_ends: _Optional[float] = ..., job: _Optional[str] = ..., stale_rules: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    divergences: _containers.RepeatedCompositeFieldContainer[Divergence]
+    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ..., certificate_ends: _Optional[float] = ..., job: _Optional[str] = ..., stale_rules: _Optional[_Mapping[str, str]] = ..., divergences: _Optional[_Iterable[_Union[Divergence, _Mapping]]] = ...) -> None: ...
+
+class Divergence(_message.Message):
+    __slots__ = ("member", "what", "value", "usual", "since_seconds", "staleness", "staleness_p99", "checkpoint", "step")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    USUAL_FIELD_NUMBER: _ClassVar[int]
+    SINCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_P99_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    what: str
+    value: float
+    usual: float
+    since_seconds: float
+    staleness: float
+    staleness_p99: float
+    checkpoint: str
+    step: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., what: _Optional[str] = ..., value: _Optional[float] = ..., usual: _Optional[float] = ..., since_seconds: _Optional[float] = ..., staleness: _Optional[float] = ..., staleness_p99: _Optional[float] = ..., checkpoint: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class GetHistoryRequest(_message.Message):
     __slots__ = ("last_points",)
@@ -657,16 +697,20 @@ class Curve(_message.Message):
     def __init__(self, name: _Optional[str] = ..., reported: bool = ..., mean: _Optional[_Iterable[float]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CheckpointFacts(_message.Message):
-    __slots__ = ("folder", "size_bytes", "seconds", "at_seconds")
+    __slots__ = ("folder", "size_bytes", "seconds", "at_seconds", "step", "kept")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     folder: str
     size_bytes: int
     seconds: float
     at_seconds: float
-    def __init__(self, folder: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., at_seconds: _Optional[float] = ...) -> None: ...
+    step: int
+    kept: str
+    def __init__(self, folder: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., at_seconds: _Optional[float] = ..., step: _Optional[int] = ..., kept: _Optional[str] = ...) -> None: ...
 
 class PlacedVariable(_message.Message):
     __slots__ = ("model", "name", "amounts", "table", "count")
@@ -770,10 +814,12 @@ class CheckpointReply(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class RestoreCheckpointRequest(_message.Message):
-    __slots__ = ("folder",)
+    __slots__ = ("folder", "step")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     folder: str
-    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+    step: int
+    def __init__(self, folder: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class RestoreCheckpointReply(_message.Message):
     __slots__ = ("folder", "models")

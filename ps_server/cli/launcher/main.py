@@ -30,7 +30,7 @@ from ps_server.cli.launcher.slurm.job import SlurmOptions, run_in_slurm, slurm_o
 from ps_server.cli.launcher.slurm.tasks import SlurmTask
 from ps_server.cli.launcher.slurm.tasks import workers_of as workers_of_tasks
 from ps_server.cli.launcher.supervisor import JobPlan, JobSupervisor
-from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config
+from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config, step_in
 from ps_server.cli.options.common import (
     OWN_DESCRIPTORS,
     WORKERS,
@@ -96,10 +96,11 @@ def coordinator_settings(context: click.Context, mode: str, checkpoints: Checkpo
 def shard_settings(context: click.Context, checkpoints: CheckpointConfig) -> dict[str, object]:
     """What a user of ps-run has set for the shards, and the folders in which they write and read checkpoints."""
     source = checkpoints.restore
+    elsewhere = source is not None and source != "latest" and step_in(source) is None
     return {
         **given_settings(context, StorageOptions, ShardLimits),
         "checkpoint_dir": checkpoints.directory,
-        "restore_dir": None if source in (None, "latest") else Path(source).absolute().parent,
+        "restore_dir": Path(source).absolute().parent if source is not None and elsewhere else None,
     }
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from ps_protocol.errors import ConfigError
 from ps_server.settings import Finite, configured, setting, settings_of
 
+_STEP_DIGITS = 18
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
@@ -35,9 +37,9 @@ class CheckpointConfig:
     restore: str | None = setting(
         None,
         "Take the values of models from this checkpoint instead of the first worker. latest: the newest one in "
-        "--checkpoint-dir, if there is one. The number of shards may differ. Models that are already part of the job "
-        "are not changed.",
-        metavar="FOLDER|latest",
+        "--checkpoint-dir, if there is one. step=N: the one there whose models had N updates (psctl checkpoints). The "
+        "number of shards may differ. Models that are already part of the job are not changed.",
+        metavar="FOLDER|latest|step=N",
         show_default="no checkpoint",
     )
     #: The checkpoint that the job began with: it stays while its coordinator may read it again.
@@ -58,3 +60,18 @@ def checkpoint_config(options: Mapping[str, Any]) -> CheckpointConfig:
                 remedy=f"give --checkpoint-dir as well, or leave {flag} out",
             )
     return config
+
+
+def step_in(text: str) -> int | None:
+    """N of ``step=N``; None for anything else, such as a folder. Raises ConfigError for a step that is no number."""
+    name, sign, number = text.partition("=")
+    if not sign or name != "step":
+        return None
+    if not (number.isascii() and number.isdigit() and len(number) <= _STEP_DIGITS):
+        raise ConfigError(
+            "a step of a checkpoint is a number",
+            expected="such as step=1200",
+            actual=text[:100],
+            remedy="psctl checkpoints FOLDER lists the steps; ./step=... is a folder of that name",
+        )
+    return int(number)

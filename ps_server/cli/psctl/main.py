@@ -9,11 +9,14 @@ from typing import Any, NoReturn
 
 import click
 
+from ps_protocol.cluster.job_state import time_text
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.security.settings import VARIABLES, SecuritySettings
 from ps_server.checkpoint.checkpoint import Checkpoint
+from ps_server.checkpoint.directory import Listed, listed
 from ps_server.checkpoint.export import RowFormat
 from ps_server.checkpoint.export import export as export_model
+from ps_server.cli.options.checkpoint import step_in
 from ps_server.cli.options.common import LEVEL_VARIABLE, clean_errors, format_option, run_program, version_option
 from ps_server.cli.options.mode import MODES, ModeOptions
 from ps_server.cli.options.security import security_options
@@ -108,18 +111,41 @@ def checkpoint(coordinator: str, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@output_option()
+def checkpoints(directory: Path, as_json: bool) -> None:
+    """List the complete checkpoints in DIRECTORY, the folder of --checkpoint-dir, oldest first.
+
+    A checkpoint that is kept beside the newest ones says why: a model diverged after it. Remove its file kept.json, and
+    it will be removed like others.
+    """
+    with clean_errors():
+        found = listed(directory)
+    print_result({"checkpoints": found}, "\n".join(map(_line, found)) or "no complete checkpoint", as_json)
+
+
+def _line(each: Listed) -> str:
+    parts = [each.folder.name, "its manifest is damaged" if each.step is None else f"step {each.step}"]
+    parts += [] if each.size_bytes is None else [f"{each.size_bytes / 1e6:.1f} MB"]
+    parts += [] if each.at_seconds is None else [time_text(each.at_seconds)]
+    return ", ".join(parts) + (f"; kept: {each.kept}" if each.kept else "")
+
+
+@main.command()
 @click.argument("folder", default="")
 @coordinator_option
 @output_option()
 def restore(coordinator: str, folder: str, as_json: bool) -> None:
-    """Restore the checkpoint in FOLDER (default: the newest one) into the running job, while it trains.
+    """Restore the checkpoint in FOLDER (default: the newest one) into the running job, while it trains. step=N in place
+    of FOLDER: the one of that step in the coordinator's directory.
 
     The values and the optimizer state of its models are replaced on all shards at once. Versions and clocks do not go
     back. A push that arrives meanwhile is applied to the restored values. To start a job from a checkpoint, also with
     another number of shards, use ps-coordinator --restore.
     """
     with connected(coordinator) as job:
-        found = patiently("restoring", lambda: job.restore(folder))
+        step = step_in(folder)
+        found = patiently("restoring", lambda: job.restore("" if step is not None else folder, step))
     print_result(asdict(found), f"restored {', '.join(found.models) or 'nothing'} from {found.folder}", as_json)
 
 

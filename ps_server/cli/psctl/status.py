@@ -18,8 +18,8 @@ from rich.live import Live
 
 from ps_protocol.client.admin import AdminClient
 from ps_protocol.client.model_status import TableTotals
-from ps_protocol.cluster.job_state import ailments, expiring, has_expired, job_state, time_text
-from ps_protocol.cluster.view import ClusterStatus, ClusterView, JobEvent, MemberStatus
+from ps_protocol.cluster.job_state import ailments, diverging, expiring, has_expired, job_state, time_text
+from ps_protocol.cluster.view import ClusterStatus, ClusterView, Divergence, JobEvent, MemberStatus
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output import echo, note, output_option, to_json
 from ps_server.cli.psctl.wait import UNHEALTHY
@@ -33,6 +33,7 @@ _PARTS: Mapping[str, type] = {
     "members[]": MemberStatus,
     "tables[]": TableTotals,
     "decisions[]": JobEvent,
+    "divergences[]": Divergence,
 }
 
 _SIMPLE = {int: "number", float: "number", str: "string", bool: "boolean"}
@@ -69,6 +70,8 @@ def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
                 console.print(status_tables(seen, console.width, tables=tables))
     if check and (soon := expiring(seen)) and not has_expired(seen):
         note(soon, logging.WARNING)
+    if check and (text := diverging(seen)):
+        note(text, logging.WARNING)
     if check and (found := ailments(seen)):
         note("not healthy: " + "; ".join(found), logging.WARNING)
         sys.exit(UNHEALTHY)
@@ -100,6 +103,7 @@ def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
         "members": status.members,
         "tables": tables,
         "decisions": status.decisions,
+        "divergences": status.divergences,
     }
     return json.dumps(to_json(facts))
 

@@ -134,7 +134,12 @@ def _event(said: Any) -> JobEvent:
 
 def _checkpoint(said: Any) -> CheckpointFacts:
     return CheckpointFacts(
-        str(said["folder"]), int(said["size_bytes"]), _finite(said["seconds"]), _finite(said["at_seconds"])
+        str(said["folder"]),
+        int(said["size_bytes"]),
+        _finite(said["seconds"]),
+        _finite(said["at_seconds"]),
+        int(said.get("step", 0)),
+        _text(said.get("kept", "")),
     )
 
 

@@ -242,14 +242,20 @@ class JobRecorder:
         self._observe_tables(now, status)
         self._observe_alerts(glance_of(self._history(status)).alerts)
 
-    def saved(self, folder: str, size_bytes: int, seconds: float, there: Collection[str] = ()) -> None:
-        """Note a written checkpoint. ``there``: all checkpoints in its directory; others of that directory are
-        dropped.
+    def saved(self, folder: str, size_bytes: int, seconds: float, there: Collection[str] = (), step: int = 0) -> None:
+        """Note a written checkpoint of ``step``. ``there``: all checkpoints in its directory; others of that directory
+        are dropped.
         """
         directory = Path(folder).parent
         kept = [each for each in self._checkpoints if Path(each.folder).parent != directory or each.folder in there]
         self._checkpoints = deque(kept, maxlen=CHECKPOINTS)
-        self._checkpoints.append(CheckpointFacts(folder, size_bytes, seconds, self._clock()))
+        self._checkpoints.append(CheckpointFacts(folder, size_bytes, seconds, self._clock(), step))
+
+    def kept(self, folder: str, why: str) -> None:
+        """Note why a checkpoint is kept beside the newest ones."""
+        for at, each in enumerate(self._checkpoints):
+            if each.folder == folder:
+                self._checkpoints[at] = replace(each, kept=why)
 
     def history(self) -> JobHistory:
         """The current state of the job and its history."""

@@ -16,7 +16,8 @@ from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.times import CALL_SECONDS
 from ps_server.checkpoint.commit import commit
-from ps_server.checkpoint.directory import begin, committed, discard, latest, prune
+from ps_server.checkpoint.directory import KeptMark, begin, committed, discard, latest, of_step, protect, prune
+from ps_server.checkpoint.manifest import read_manifest
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver
@@ -34,6 +35,8 @@ class CheckpointMade:
     folder: Path
     size_bytes: int
     seconds: float
+    #: The highest version of its models.
+    step: int = 0
     #: All checkpoints now in its directory, itself included: older ones were removed.
     there: tuple[Path, ...] = ()
 
@@ -42,12 +45,19 @@ class Checkpoints:
     """Used on the coordinator's event loop. One checkpoint at a time: later callers and moves of slices wait."""
 
     def __init__(
-        self, driver: Driver, config: CheckpointConfig, on_made: Callable[[CheckpointMade], None] | None = None
+        self,
+        driver: Driver,
+        config: CheckpointConfig,
+        on_made: Callable[[CheckpointMade], None] | None = None,
+        on_kept: Callable[[str, str], None] | None = None,
     ) -> None:
-        """``on_made`` is called with each checkpoint that was written."""
+        """``on_made`` is called with each checkpoint that was written, ``on_kept`` with the folder of one that is kept
+        beside the newest ones, and why.
+        """
         self._driver = driver
         self._config = config
         self._on_made = on_made
+        self._on_kept = on_kept
         #: Held while shards are paused, for a checkpoint, a restore or a batch of a move.
         self.busy = asyncio.Lock()
         self._taken_at = time.monotonic()
@@ -77,6 +87,7 @@ class Checkpoints:
                 await asyncio.wait_for(self._stopping.wait(), times.LOOK_SECONDS)
             # If stopped during a regular attempt, make a last one afterwards.
             stopping = self._stopping.is_set()
+            await self._protect()
             view, interval = self._driver.view, self._config.seconds
             self._final = self._final and view.finished
             self._last_until = self._last_until if view.finished else None
@@ -86,6 +97,27 @@ class Checkpoints:
                 error = await self._try_to_make()
                 self.unsaved = error if last else None
                 self._final = view.finished and not self._comes_back(error)
+
+    async def _protect(self) -> None:
+        """Keep the newest checkpoint from before each growth that has begun. A failure is logged."""
+        directory = self._directory()
+        for growth in self._driver.divergence.take_unprotected():
+            mark = KeptMark(f"{growth.text} grew far above its history", growth.role.value)
+            try:
+                async with self.busy:
+                    kept = await asyncio.to_thread(protect, directory, growth.since_seconds, mark)
+                    step = (await asyncio.to_thread(read_manifest, kept)).step if kept is not None else 0
+            except PsError as error:
+                logger.warning("checkpoint.failed", "no checkpoint from before the growth is kept: %s", error)
+                continue
+            if kept is None:
+                logger.warning("checkpoint", "there is no checkpoint to keep from before %s grew", growth.text)
+                continue
+            logger.info("checkpoint", "checkpoint %s of step %d is kept: %s", kept, step, mark.why)
+            self._driver.events.add(f"{kept.name} of step {step} is kept: {mark.why}")
+            self._driver.divergence.protected(growth.role, str(kept), step)
+            if self._on_kept:
+                self._on_kept(str(kept), mark.why)
 
     def _comes_back(self, error: PsError | None) -> bool:
         """Whether ``error``, of a job's last checkpoint, is about a shard that may return in time."""
@@ -132,7 +164,7 @@ class Checkpoints:
         async with self.busy:
             self._taken_at = began = time.monotonic()
             try:
-                folder, size = await self._tried(directory)
+                folder, size, step = await self._tried(directory)
             except BaseException:
                 self.failed += 1
                 raise
@@ -141,7 +173,7 @@ class Checkpoints:
             # The checkpoint is complete, even if removing older ones fails.
             await asyncio.to_thread(prune, directory, self._config.keep, self._config.restored)
             there = await asyncio.to_thread(committed, directory)
-            made = CheckpointMade(folder, size, time.monotonic() - began, tuple(there))
+            made = CheckpointMade(folder, size, time.monotonic() - began, step, tuple(there))
             self.times.observe(made.seconds)
             logger.info(
                 "checkpoint", "checkpoint %s: %.1f MB in %.1f s", made.folder, made.size_bytes / 1e6, made.seconds
@@ -151,25 +183,28 @@ class Checkpoints:
                 self._on_made(made)
             return made
 
-    async def _tried(self, directory: Path) -> tuple[Path, int]:
-        """Write a checkpoint, with a second attempt if a shard was lost; returns its folder and bytes."""
+    async def _tried(self, directory: Path) -> tuple[Path, int, int]:
+        """Write a checkpoint, with a second attempt if a shard was lost; returns its folder, bytes and step."""
         left = _TRIES
         while True:
             folder, left = await asyncio.to_thread(begin, directory), left - 1
             try:
-                return folder, await self._write(folder)
+                return folder, *await self._write(folder)
             except BaseException as error:
                 with suppress(ConfigError):  # the checkpoint is complete: only its caller was cancelled
                     await asyncio.to_thread(discard, folder)
                 if not left or not isinstance(error, QuiesceLost):
                     raise
 
-    async def restore(self, folder: Path | None) -> tuple[Path, list[str]]:
-        """Restore ``folder``, else the newest checkpoint, into the running job. Returns the folder and its models.
+    async def restore(self, folder: Path | None, step: int | None = None) -> tuple[Path, list[str]]:
+        """Restore ``folder``, else the checkpoint of ``step``, else the newest one, into the running job. Returns the
+        folder and its models.
 
         Raises ConfigError or ModelMismatch if nothing was changed. After DamagedData, NotReady, Unavailable or
         StorageFull some shards may be restored: repeat the call until it succeeds.
         """
+        if folder is None and step is not None:
+            folder = await asyncio.to_thread(of_step, self._directory(), step)
         chosen = folder or await asyncio.to_thread(latest, self._directory())
         if chosen is None:
             raise ConfigError("there is no checkpoint yet", actual=str(self._config.directory), remedy="make one first")
@@ -182,6 +217,7 @@ class Checkpoints:
                 restored = await all_of(shard.restore(chosen) for shard in quiesce.shards.values())
                 _check_whole(dict(zip(quiesce.shards, restored, strict=True)), self._driver.shard_maps)
                 await all_of(shard.resume(quiesce.name, CALL_SECONDS) for shard in quiesce.shards.values())
+        self._driver.divergence.restart(self._driver.view.consistency.mode)
         logger.info("checkpoint", "restored %s into the running job", chosen)
         self._driver.events.add(f"restored {chosen} into the running job")
         return chosen, sorted({name for names in restored for name in names})
@@ -193,7 +229,8 @@ class Checkpoints:
             )
         return self._config.directory
 
-    async def _write(self, folder: Path) -> int:
+    async def _write(self, folder: Path) -> tuple[int, int]:
+        """Write a checkpoint; returns its bytes and its step."""
         view, self._nothing = self._driver.view, False
         async with (
             connected(self._driver, view.used_shards) as shards,
@@ -211,7 +248,7 @@ class Checkpoints:
         check_same_position(positions for positions, _ in written)
         parts = [part for _, parts in written for part in parts]
         manifest = await asyncio.to_thread(commit, folder, list(maps.values()), parts, facts, time.time())
-        return sum(file.size_bytes for model in manifest.models.values() for file in model.files)
+        return manifest.size_bytes, manifest.step
 
 
 def _check_whole(taken: Mapping[int, Collection[str]], shard_maps: Mapping[str, ShardMap]) -> None:

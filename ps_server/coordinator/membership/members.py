@@ -93,7 +93,7 @@ class MemberRecord:
             # A former member makes no steps and has no slices.
             stats = replace(stats, steps_per_second=0.0, bytes_per_second=0.0, samples_per_second=0.0)
             stats = replace(stats, queued_pushes=0.0, queued_bytes=0.0)
-            stats = replace(stats, streams={}, held_bytes=0, log=None, tables=())
+            stats = replace(stats, streams={}, held_bytes=0, log=None, tables=(), updates=())
         return MemberStatus(self.member, heard, stats, who.host, who.pid, gone, ended_at)
 
 

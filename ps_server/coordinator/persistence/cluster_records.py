@@ -269,4 +269,5 @@ def _status_from(plain: dict[str, Any]) -> MemberStatus:
     member, stats = plain["member"], plain["stats"]
     member = Member(**member | {"role": Role(member["role"])})
     # What a former member held is not persisted.
-    return MemberStatus(**plain | {"member": member, "stats": MemberStats(**stats | {"log": None, "tables": ()})})
+    stats = MemberStats(**stats | {"log": None, "tables": (), "updates": ()})
+    return MemberStatus(**plain | {"member": member, "stats": stats})

@@ -77,8 +77,10 @@ window.ps = window.ps || {};
       number("shards", (row) => row.shards),
     ],
     checkpoints: [
+      number("step", (row) => row.step),
       number("size", (row) => row.size_bytes, ps.bytes),
       number("took", (row) => row.seconds, (seconds) => seconds.toFixed(1) + " s"),
+      text("kept", (row) => row.kept, { wide: true }),
       text("folder", (row) => row.folder, { wide: true }),
     ],
   };

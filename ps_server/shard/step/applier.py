@@ -34,6 +34,7 @@ from ps_server.shard.step.published import CopyInProgress, LastChanges, Publishe
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.pushed_rows import ROW_COST_BYTES, combined_rows
+from ps_server.shard.step.samples import GradientSamples
 from ps_server.state.blocks import Block, Group, Wanted, copy_group
 from ps_server.state.region import Region, RegionPool
 from ps_server.state.replica import Replica, Step, copy_region
@@ -108,6 +109,8 @@ class Applier:
         self._change_seconds = math.inf
         #: Durations of updates.
         self.times = StepTimes()
+        #: Of gradients that are applied on arrival.
+        self.samples = GradientSamples()
         #: Makes the step of pushes; another function where gradients are clipped.
         self.combine: Combine = combined
         #: Pushes whose step raised and was undone, and why: the newest. Written in the executor.
@@ -269,6 +272,8 @@ class Applier:
                 pool, keep = self.pool, self.log.keeps
                 made = (combine or self.combine)(pushes, scale, live_workers, pool, replica.tables, keep=keep)
                 with made as step:
+                    if not is_round:
+                        self.samples.sample(step, began)
                     self._make(replica, AppliedUpdate(model, version, infos, is_round, step), traces)
             finally:
                 for trace in traces:

@@ -84,7 +84,7 @@ class ShardModel:
         self._applier = Applier(
             start.replica, self.tracker, executor, log, self.gate, replication, failpoints, self.stop
         )
-        self.times = self._applier.times
+        self.times, self.samples = self._applier.times, self._applier.samples
         self.pool, self.copies = self._applier.pool, self._applier.copies
         #: When each slice was changed last, by what has been decided so far.
         self.last_changes = self._applier.last_changes

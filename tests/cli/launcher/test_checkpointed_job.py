@@ -40,6 +40,19 @@ def test_on_as_many_shards_the_bits_are_those_of_an_undisturbed_training(trainin
     assert UNDISTURBED in again.output
 
 
+def test_another_job_goes_on_from_a_step_that_is_named(training, tmp_path):
+    job = training(*SAVED)
+    job.says("half-way")
+    job.send(signal.SIGTERM)
+    job.ends()
+    other = training(*SAVED, "--restore", f"step={HALF + 1}")
+    assert other.ends() != 0
+    assert re.search(rf"no complete checkpoint in .* is of step {HALF + 1}; expected: {HALF};", other.output)
+    again = training(*SAVED, "--restore", f"step={HALF}")
+    assert again.ends() == 0, again.output
+    assert f"started at {HALF}\n" in again.output
+
+
 def test_a_folder_that_is_no_checkpoint_is_refused_in_one_line(training):
     job = training("--restore", "nowhere")
     assert job.ends() != 0

@@ -12,6 +12,7 @@ from ps_protocol.client.model_status import TableTotals
 from ps_protocol.cluster.view import (
     ClusterStatus,
     ClusterView,
+    Divergence,
     JobEvent,
     LogCounts,
     Member,
@@ -19,6 +20,7 @@ from ps_protocol.cluster.view import (
     MemberStatus,
     Role,
     TableCounts,
+    UpdateCounts,
 )
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_server.cli.launcher.main import main as ps_run
@@ -44,6 +46,7 @@ def full() -> ClusterStatus:
         streams={"shm": 2},
         log=LogCounts(*range(4)),
         tables=(TableCounts("m", "t", *range(6)),),
+        updates=(UpdateCounts("m", 0.5, 1.5, 3.0),),
     )
     view = ClusterView(
         3,
@@ -57,13 +60,9 @@ def full() -> ClusterStatus:
         wanted_shards=2,
     )
     decisions = (JobEvent(4, 1.5, "worker 3 is slow", True),)
-    return ClusterStatus(
-        view,
-        (MemberStatus(member, 0.1, stats, "host", 9),),
-        "http://a:1/metrics",
-        decisions,
-        stale_rules={"m": "accept"},
-    )
+    grown = (Divergence(member, "loss", 9.5, 0.5, 1.5, 2.5, 4.0, "/saves/checkpoint-00000001", 12),)
+    members = (MemberStatus(member, 0.1, stats, "host", 9),)
+    return ClusterStatus(view, members, "http://a:1/metrics", decisions, stale_rules={"m": "accept"}, divergences=grown)
 
 
 def paths(value: object, path: str = "", mapping: bool = False) -> dict[str, object]:

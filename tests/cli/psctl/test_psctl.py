@@ -10,9 +10,11 @@ from click.testing import CliRunner
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClosedModelAsk, JoinRequest, MemberStats, Role
-from ps_protocol.model.spec import Mode
+from ps_protocol.model.spec import Consistency, Mode
+from ps_server.checkpoint.directory import KeptMark, protect
 from ps_server.cli.psctl import connection, main
 from ps_server.coordinator.settings import ClusterSettings
+from tests.checkpoint.support import Job, shard_map_of, small_spec
 from tests.coordinator.cluster import SPEC
 from tests.support.coordinators import running_coordinator
 
@@ -133,6 +135,48 @@ def test_names_from_outside_are_shown_as_they_are_and_move_no_cursor(name):
             assert all(line.isprintable() for line in done.output.splitlines())
             assert not any(line.lstrip().startswith("ERROR") for line in done.output.splitlines())
             assert name.replace("\x1b", "\\x1b") in done.output.replace("\\\\", "\\")
+
+
+def test_status_shows_a_model_that_diverges_and_its_check_notes_it():
+    with running_coordinator(ClusterSettings()) as coordinator, CoordinatorClient(coordinator.address) as client:
+        client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:4444"), "s")
+        worker = client.join(JoinRequest(Role.WORKER, 0), "w").member
+        client.heartbeat(worker, MemberStats(nonfinite=1))
+        text = "the model diverges: worker 0 refused gradients that hold NaN or infinity; staleness is 0.0"
+        done = psctl_says("status", "--coordinator", coordinator.address, COLUMNS="400")
+        assert text in done.output
+        checked = psctl_says("status", "--check", "-o", "json", "--coordinator", coordinator.address)
+        assert checked.exit_code == 0
+        assert text in checked.stderr
+        (grown,) = json.loads(checked.stdout)["divergences"]
+        assert (grown["member"]["role"], grown["what"], grown["value"]) == ("worker", "gradients", None)
+        client.set_consistency(Consistency(Mode.SYNC))
+        assert "diverges" not in psctl_says("status", "--coordinator", coordinator.address, COLUMNS="400").output
+
+
+def test_checkpoints_lists_a_directory_with_steps_and_what_is_kept(tmp_path):
+    assert psctl_says("checkpoints", str(tmp_path)).output == "no complete checkpoint\n"
+    job = Job.of(shard_map_of(small_spec(), 1))
+    folders = [job.save(tmp_path, now=float(now)).folder for now in range(3)]
+    protect(tmp_path, 1.5, KeptMark("loss grew", "worker"))
+    (folders[2] / "manifest.json").write_text("{")
+    first, second, third = psctl_says("checkpoints", str(tmp_path)).output.splitlines()
+    assert first.startswith("checkpoint-00000001, step 0, 0.0 MB, ")
+    assert second.endswith("; kept: loss grew")
+    assert third == "checkpoint-00000003, its manifest is damaged"
+    told = json.loads(psctl_says("checkpoints", str(tmp_path), "-o", "json").output)["checkpoints"]
+    assert [each["kept"] for each in told] == ["", "loss grew", ""]
+    assert told[2] == {"folder": str(folders[2]), "step": None, "size_bytes": None, "at_seconds": None, "kept": ""}
+    assert psctl_says("checkpoints", str(tmp_path / "nowhere")).exit_code == 2
+
+
+def test_a_step_to_restore_that_is_no_number_is_wrong_usage(job):
+    done = psctl_says("restore", "step=x", "--coordinator", job.address)
+    assert done.exit_code == 2
+    assert "a step of a checkpoint is a number" in done.output
+    done = psctl_says("restore", "step=7", "--coordinator", job.address)
+    assert done.exit_code == 1
+    assert "this job has no place for checkpoints" in done.output
 
 
 EVERY_COMMAND = [

@@ -14,7 +14,9 @@ import pytest
 
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import NotReady, PsError, StorageFull, Unavailable
+from ps_protocol.model.spec import Mode
 from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.coordinator.divergence import DivergenceWatch
 from ps_server.coordinator.event_log import EventLog
 from ps_server.coordinator.jobs import checkpoints
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
@@ -29,7 +31,7 @@ class Job(Checkpoints):
 
     def __init__(self, folder: Path, *outcomes: PsError | None, seconds: float | None = None) -> None:
         self.view = RUNS
-        driver: Any = SimpleNamespace(events=EventLog())
+        driver: Any = SimpleNamespace(events=EventLog(), divergence=DivergenceWatch(Mode.ASYNC))
         driver.__dict__["view"] = RUNS
         super().__init__(driver, CheckpointConfig(folder, seconds))
         self.driver, self.outcomes, self.attempts = driver, list(outcomes), 0
@@ -40,12 +42,12 @@ class Job(Checkpoints):
     def is_now(self, view: ClusterView) -> None:
         self.driver.view = view
 
-    async def _tried(self, directory: Path) -> tuple[Path, int]:
+    async def _tried(self, directory: Path) -> tuple[Path, int, int]:
         self.attempts += 1
         await self.goes_on.wait()
         if (error := self.outcomes.pop(0) if self.outcomes else None) is not None:
             raise error
-        return directory, 1
+        return directory, 1, 7
 
 
 async def until(true: Any) -> None:

@@ -16,6 +16,7 @@ from ps_protocol.cluster.view import (
     ClosedModelAsk,
     ClusterStatus,
     ClusterView,
+    Divergence,
     JobEvent,
     Joined,
     JoinRequest,
@@ -26,6 +27,7 @@ from ps_protocol.cluster.view import (
     MoveProgress,
     Role,
     TableCounts,
+    UpdateCounts,
 )
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.text import printable
@@ -88,6 +90,7 @@ MEMBER = Converter(Member, pb.Member, printable)
 JOIN = Converter(JoinRequest, pb.JoinRequest, address=_SHOWN, host=_SHOWN)
 JOINED = Converter(Joined, pb.JoinReply, member=GIVEN, job=Special(str, _job_name))
 TABLE_COUNTS = Converter(TableCounts, pb.TableCounts, _short)
+UPDATE_COUNTS = Converter(UpdateCounts, pb.UpdateCounts, _short)
 STATS = Converter(
     MemberStats,
     pb.MemberStats,
@@ -99,6 +102,7 @@ STATS = Converter(
     log=Converter(LogCounts, pb.LogCounts),
     tables=Special(TABLE_COUNTS.all_to_pb, lambda messages: TABLE_COUNTS.all_from_pb(messages[:_MAX_NAMED])),
     certificate_ends=Special(float, _moment),
+    updates=Special(UPDATE_COUNTS.all_to_pb, lambda messages: UPDATE_COUNTS.all_from_pb(messages[:_MAX_NAMED])),
 )
 VIEW = Converter(
     ClusterView,
@@ -119,6 +123,7 @@ STATUS = Converter(
     view=VIEW,
     members=Converter(MemberStatus, pb.MemberStatus, printable, member=MEMBER, stats=STATS),
     decisions=EVENT,
+    divergences=Converter(Divergence, pb.Divergence, printable, member=MEMBER),
     certificate_ends=Special(float, _moment),
     job=Special(str, lambda name: _job_name(name) or DEFAULT_JOB),
 )
