@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from benchmarks.learning.grid import Row, Run, run_all
+from benchmarks.learning.grid import Kept, Row, Run, run_all
 from benchmarks.learning.laboratory import Setting
 from benchmarks.learning.rules import RULES, check
 from benchmarks.learning.speeds import speeds_of
 from benchmarks.learning.stability import measured, theory
+from benchmarks.learning.studies import STUDIES, Train, Training
 from benchmarks.learning.tasks import TASKS
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import Consistency, Mode, StaleRule
@@ -181,6 +182,37 @@ def stability(momenta: Sequence[float], delays: Sequence[int], train: bool) -> N
     Console().print(table)
 
 
+def _study(name: str, study: Callable[[Train], str]) -> click.Command:
+    """The command that makes the trainings of ``study`` and prints its table."""
+
+    @click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="Trainings of each setting.")
+    @click.option("--processes", type=click.IntRange(1), default=None, help="At a time. Default: one for each core.")
+    @click.option(
+        "--kept",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="A file with a JSON line for each training: those that it has are not made again.",
+    )
+    @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG: measure by time.")
+    def command(seeds: int, processes: int | None, kept: Path | None, plot: Path | None) -> None:
+        outcomes, rows = Kept(kept), list[Row]()
+
+        def train(trainings: Sequence[Training]) -> Sequence[Row]:
+            runs = [Run(task, setting, speeds, seed) for task, setting, speeds in trainings for seed in range(seeds)]
+            found = _run(runs, processes, outcomes)
+            rows.extend(found)
+            return found
+
+        click.echo(study(train))
+        if plot:
+            draw(rows, plot)
+
+    return click.command(name, help=f"{study.__doc__}\n\nPrints a table in Markdown.")(command)
+
+
+for _name_of, _made in STUDIES.items():
+    main.add_command(_study(_name_of, _made))
+
+
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Write a PNG: the measure of the first seed of each row by virtual seconds."""
     import matplotlib
@@ -202,12 +234,15 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _run(runs: Sequence[Run], processes: int | None) -> list[Row]:
+def _run(runs: Sequence[Run], processes: int | None, kept: Kept | None = None) -> list[Row]:
     console = Console(stderr=True)
     try:
         with console.status(f"0 of {len(runs)} trainings") as status:
             return run_all(
-                runs, processes or os.cpu_count() or 1, lambda done, all_: status.update(f"{done} of {all_} trainings")
+                runs,
+                processes or os.cpu_count() or 1,
+                lambda done, all_: status.update(f"{done} of {all_} trainings"),
+                kept,
             )
     except PsError as error:
         raise click.ClickException(str(error)) from error

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import click
 import torch
 
 from benchmarks.learning.laboratory import Outcome, Setting, train
@@ -26,6 +29,12 @@ class Run:
     setting: Setting
     speeds: str
     seed: int
+
+    @property
+    def name(self) -> str:
+        """Everything that it is made from, as JSON."""
+        setting = asdict(self.setting) | {"consistency": str(self.setting.consistency)}
+        return json.dumps({"task": self.task, "speeds": self.speeds, "seed": self.seed, **setting}, sort_keys=True)
 
 
 @dataclass
@@ -62,33 +71,75 @@ class Row:
         middle = statistics.median(reached)
         return None if middle == float("inf") else middle
 
+    @property
+    def score(self) -> float:
+        """Mean of the task's score at the end; NaN where a training diverged."""
+        return statistics.fmean(outcome.score for outcome in self.outcomes)
+
+    @property
+    def score_spread(self) -> float:
+        """Standard deviation of the score over the seeds; 0 for one."""
+        return statistics.stdev(outcome.score for outcome in self.outcomes) if len(self.outcomes) > 1 else 0.0
+
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it: no infinity."""
         setting = asdict(self.setting) | {"consistency": str(self.setting.consistency)}
-        outcomes = [
-            asdict(outcome)
-            | {"measure": _finite(outcome.measure), "score": _finite(outcome.score)}
-            | {"curve": [(at, pushes, _finite(value)) for at, pushes, value in outcome.curve]}
-            for outcome in self.outcomes
-        ]
+        outcomes = [_as_json(outcome) for outcome in self.outcomes]
         return {"task": self.task, "speeds": self.speeds, **setting, "outcomes": outcomes}
 
 
-def run_all(runs: Sequence[Run], processes: int, on_done: Callable[[int, int], None]) -> list[Row]:
+class Kept:
+    """Outcomes by their runs, one JSON line of a file for each: what is there is not made again."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """None: kept in memory alone. Raises click.BadParameter for a file that is not such a one."""
+        self._path = path
+        self._outcomes: dict[str, Outcome] = {}
+        if path is None or not path.exists():
+            return
+        try:
+            for line in path.read_text().splitlines():
+                found = json.loads(line)
+                self._outcomes[json.dumps(found["run"], sort_keys=True)] = _outcome_of(found["outcome"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise click.BadParameter(f"{path} is not a file of outcomes: {error}") from error
+
+    def __contains__(self, run: Run) -> bool:
+        return run.name in self._outcomes
+
+    def __getitem__(self, run: Run) -> Outcome:
+        return self._outcomes[run.name]
+
+    def add(self, run: Run, outcome: Outcome) -> None:
+        """Keep what came of ``run``."""
+        self._outcomes[run.name] = outcome
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"run": json.loads(run.name), "outcome": _as_json(outcome)}) + "\n")
+
+
+def run_all(
+    runs: Sequence[Run], processes: int, on_done: Callable[[int, int], None], kept: Kept | None = None
+) -> list[Row]:
     """Make all ``runs``, ``processes`` at a time; rows in the order in which their settings come in ``runs``.
 
-    ``on_done`` is told how many of how many are done. Raises what a training raises.
+    Those that are in ``kept`` are taken from there, and the others added. ``on_done`` is told how many of how many are
+    done. Raises what a training raises.
     """
-    rows: dict[str, Row] = {}
+    kept = kept or Kept()
+    missing = [run for run in {run.name: run for run in runs}.values() if run not in kept]
     with ExitStack() as stack:
-        made: Iterator[Outcome] = map(make, runs)
-        if processes > 1:
+        made: Iterator[Outcome] = map(make, missing)
+        if processes > 1 and missing:
             context = multiprocessing.get_context("spawn")
-            made = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context)).map(make, runs)
-        for number, (run, outcome) in enumerate(zip(runs, made, strict=True), 1):
-            row = rows.setdefault(_key(run), Row(run.task, run.setting, run.speeds))
-            row.outcomes.append(outcome)
-            on_done(number, len(runs))
+            made = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context)).map(make, missing)
+        for number, (run, outcome) in enumerate(zip(missing, made, strict=True), 1):
+            kept.add(run, outcome)
+            on_done(len(runs) - len(missing) + number, len(runs))
+    rows: dict[str, Row] = {}
+    for run in runs:
+        row = rows.setdefault(replace(run, seed=0).name, Row(run.task, run.setting, run.speeds))
+        row.outcomes.append(kept[run])
     return list(rows.values())
 
 
@@ -102,8 +153,22 @@ def make(run: Run) -> Outcome:
         torch.set_num_threads(threads)
 
 
-def _key(run: Run) -> str:
-    return repr((run.task, run.setting, run.speeds))
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    return (
+        asdict(outcome)
+        | {"measure": _finite(outcome.measure), "score": _finite(outcome.score)}
+        | {"curve": [(at, pushes, _finite(value)) for at, pushes, value in outcome.curve]}
+    )
+
+
+def _outcome_of(found: dict[str, Any]) -> Outcome:
+    curve = [(at, pushes, math.inf if value is None else value) for at, pushes, value in found["curve"]]
+    measure, score = (default if found[name] is None else found[name] for name, default in _MISSING.items())
+    staleness = {int(age): count for age, count in found["staleness"].items()}
+    return Outcome(**{**found, "measure": measure, "score": score, "staleness": staleness, "curve": curve})
+
+
+_MISSING = {"measure": math.inf, "score": math.nan}
 
 
 def _finite(value: float) -> float | None:

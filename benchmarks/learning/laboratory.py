@@ -116,7 +116,7 @@ class Laboratory:
         self._rule = None if type(made) is Rule else made
         self._replica = Replica(self._layout)
         self._gradients = Region(self._layout)
-        self._parameters = list(self._model.parameters())
+        self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         #: The same memory, outside of autograd.
         self._values = [parameter.data for parameter in self._parameters]
         self._views: dict[Region, list[torch.Tensor]] = {}
@@ -275,6 +275,7 @@ def _layout(model: nn.Module, optimizer: str, arguments: dict[str, Any]) -> Layo
     variables = tuple(
         Variable(variable, tuple(value.shape), DType.FLOAT32, Kind.PARAMETER, 0)
         for variable, value in model.named_parameters()
+        if value.requires_grad
     )
     spec = ModelSpec("model", name, variables, (dict(arguments),), unsplit=name in SHAPED)
     slices = tuple(Slice(index, 0, variable.rows, 0) for index, variable in enumerate(variables))

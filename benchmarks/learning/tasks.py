@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from examples.char_lm import CONTEXT, CharTransformer, loss_of, texts
 from examples.clicks.auc import auc
-from examples.clicks.batch import Batch
+from examples.clicks.batch import FEATURES, Batch, in_columns
 from examples.clicks.generated import HELD_OUT, ClickStream
 from examples.clicks.models import FactorizationMachine
 
@@ -21,7 +21,7 @@ from examples.clicks.models import FactorizationMachine
 class Task(ABC):
     """A model, the batches of each worker, and a measure on held-out data."""
 
-    #: Samples of one worker's batch.
+    #: Samples of one worker's batch, for the task's own use.
     batch_size = 16
     #: Name of the measure, of which less is better.
     measure_name = "loss"
@@ -162,29 +162,31 @@ class Characters(Task):
         return loss_of(model, windows[:: len(windows) // 64]).item() / math.log(2)
 
 
+_ROWS, _DIM, _SAMPLES, _HELD_OUT = 4096, 8, 65_536, 8192
+
+
 @cache
-def _clicks() -> tuple[ClickStream, Batch]:
-    stream = ClickStream(1 << 40, seed=0, vocabulary=VOCABULARY)
-    return stream, ClickStream(8192, seed=0, first=HELD_OUT, vocabulary=VOCABULARY).__getitems__(range(8192))
+def _clicks() -> tuple[Batch, Batch]:
+    """Samples to draw from, and those held out; ids are hashed to rows of a dense table, as one column."""
+    parts = []
+    for first, samples in ((0, _SAMPLES), (HELD_OUT, _HELD_OUT)):
+        batch = ClickStream(samples, seed=0, first=first, vocabulary=10_000).__getitems__(range(samples))
+        parts.append(batch._replace(ids={"all": in_columns(batch.ids) % _ROWS}))
+    train, held_out = parts
+    return train, held_out
 
 
-VOCABULARY = 10_000
-"""Distinct ids of the clicks, about."""
-
-_ROWS, _DIM = 4096, 8
-
-
-class _DenseBags(nn.Module):
-    """A dense table for the ids of all features: what rows on shards are, with ids hashed."""
+class _DenseTable(nn.Module):
+    """A dense table for the ids of all features: what rows are on shards."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(_ROWS, 1 + _DIM) * 0.01)
 
     def forward(self, ids: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """For ids [n, 1] of each feature their rows, [n, dim]."""
-        rows = nn.functional.embedding(torch.cat([*ids.values()], dim=1) % _ROWS, self.weight)
-        return dict(zip(ids, rows.unbind(dim=1), strict=True))
+        """For ids [n, features] their rows by feature, [n, dim] each."""
+        rows = nn.functional.embedding(ids["all"], self.weight).unbind(dim=1)
+        return dict(zip(FEATURES, rows, strict=True))
 
 
 class Clicks(Task):
@@ -197,17 +199,18 @@ class Clicks(Task):
     def model(self, seed: int) -> nn.Module:
         """That of ``examples/factorization_machine.py``."""
         torch.manual_seed(seed)
-        return FactorizationMachine(_DenseBags(), _DIM)
+        return FactorizationMachine(_DenseTable(), _DIM)
 
     def loss(self, model: nn.Module, rank: int, workers: int, generator: torch.Generator) -> Tensor:
         """Mean cross-entropy of a batch."""
-        stream, _ = _clicks()
-        batch = stream.__getitems__(torch.randint(HELD_OUT, (self.batch_size,), generator=generator).tolist())
-        return nn.functional.binary_cross_entropy_with_logits(model(batch.numbers, batch.ids), batch.labels)
+        samples, _ = _clicks()
+        chosen = torch.randint(_SAMPLES, (self.batch_size,), generator=generator)
+        logits = model(samples.numbers[chosen], {"all": samples.ids["all"][chosen]})
+        return nn.functional.binary_cross_entropy_with_logits(logits, samples.labels[chosen])
 
     @torch.no_grad()
     def measure(self, model: nn.Module) -> float:
-        """Mean cross-entropy of 8192 held-out samples."""
+        """Mean cross-entropy of the held-out samples."""
         _, held_out = _clicks()
         logits = model(held_out.numbers, held_out.ids)
         return nn.functional.binary_cross_entropy_with_logits(logits, held_out.labels).item()
@@ -219,6 +222,34 @@ class Clicks(Task):
         return auc(held_out.labels.numpy(), model(held_out.numbers, held_out.ids).numpy())
 
 
+class Matrices(Task):
+    """A task of which matrices alone are trained, as Muon has it; other parameters stay as they begin."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.measure_name, self.score_name = task.measure_name, task.score_name
+        self.larger_is_better = task.larger_is_better
+
+    def model(self, seed: int) -> nn.Module:
+        """That of the task."""
+        model = self._task.model(seed)
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.ndim == 2)
+        return model
+
+    def loss(self, model: nn.Module, rank: int, workers: int, generator: torch.Generator) -> Tensor:
+        """That of the task."""
+        return self._task.loss(model, rank, workers, generator)
+
+    def measure(self, model: nn.Module) -> float:
+        """That of the task."""
+        return self._task.measure(model)
+
+    def score(self, model: nn.Module) -> float:
+        """That of the task."""
+        return self._task.score(model)
+
+
 TASKS: Mapping[str, Callable[[], Task]] = MappingProxyType(
     {
         "quadratic": NoisyQuadratic,
@@ -226,6 +257,8 @@ TASKS: Mapping[str, Callable[[], Task]] = MappingProxyType(
         "digits-by-label": lambda: Digits(by_label=True),
         "characters": Characters,
         "clicks": Clicks,
+        "digits-matrices": lambda: Matrices(Digits()),
+        "characters-matrices": lambda: Matrices(Characters()),
     }
 )
 """By the name that commands take."""

@@ -1,6 +1,7 @@
 """The laboratory of ``python -m benchmarks.learning``: exact delays, the same bits for a seed, equality with torch."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks.learning import __main__ as program
-from benchmarks.learning.grid import Row
+from benchmarks.learning import grid, studies
+from benchmarks.learning.grid import Kept, Row, Run, make, run_all
 from benchmarks.learning.laboratory import Outcome, Setting, train
 from benchmarks.learning.rules import RULES, Pushed, Share
 from benchmarks.learning.speeds import mean_seconds, speeds_of
@@ -291,7 +293,7 @@ def test_the_learning_rate_rises_and_falls_with_the_pushes():
 
 @pytest.mark.parametrize("task", [Characters(), Clicks()], ids=["characters", "clicks"])
 def test_transformer_and_factorization_machine_learn(task):
-    adam = Setting("Adam", {"lr": 0.01}, ASYNC, 2, 40, measures=1)
+    adam = Setting("Adam", {"lr": 0.01}, ASYNC, 2, 100, measures=1)
     found = outcome_of(task, adam)
     assert found.curve[-1][2] < 0.9 * found.curve[0][2]
     assert found.score == pytest.approx(found.measure) or 0.5 < found.score < 1
@@ -310,3 +312,92 @@ def test_the_best_rate_of_each_rule_is_shown(capsys):
     assert result.exit_code == 0, result.output
     assert "largest lr without divergence" in result.output
     assert result.output.count("gap") >= 3
+
+
+def test_rules_come_in_this_order_on_the_quadratic():
+    quadratic = {
+        (rule, rate): make(Run("quadratic", replace(setting(ASYNC, 8, 1500, lr=rate), rule=rule), "equal", 0)).measure
+        for rate in (0.4, 0.05)
+        for rule in ("plain", "threshold", "concurrency", "inverse", "gap", "compensation")
+    }
+    # Seven updates old: twice the largest stable rate of 0.209. Steps by staleness and by gap are smaller.
+    assert {rule for (rule, rate), value in quadratic.items() if rate == 0.4 and value == math.inf} == {
+        *("plain", "threshold", "concurrency")
+    }
+    assert quadratic["inverse", 0.4] < quadratic["gap", 0.4] < quadratic["compensation", 0.4]
+    # At a rate that is stable, what makes steps smaller is slower.
+    assert quadratic["plain", 0.05] < quadratic["gap", 0.05] < quadratic["inverse", 0.05]
+
+
+@pytest.mark.parametrize("optimizer", studies.OPTIMIZERS)
+def test_no_recommended_setting_diverges_on_digits_with_four_workers(optimizer):
+    rate = max(studies.OPTIMIZERS[optimizer].rates)
+    name, options = studies.in_async(optimizer, rate, 4)
+    chosen = Setting(name, options, ASYNC, 4, 400, 4, warmup=0.05, decay=True)
+    found = make(Run("digits", chosen, "exponential", 0))
+    assert found.measure < 0.5 * found.curve[0][2]
+
+
+def made_up(stable: float = math.inf, spread: float = 0.0) -> studies.Train:
+    """Trainings that diverge where rate times workers is larger than ``stable``."""
+
+    def train(trainings):
+        rows = []
+        for task, chosen, speeds in trainings:
+            whole = chosen.options["lr"] * chosen.workers <= stable
+            ends = [(1 + spread * seed if whole else math.inf) for seed in range(2)]
+            outcomes = [Outcome(end, end, not whole, 8.0, {}, 0, [(0.0, 0, 3.0), (4.0, 8, end)]) for end in ends]
+            rows.append(Row(task, chosen, speeds, outcomes))
+        return rows
+
+    return train
+
+
+@pytest.mark.parametrize("stable", [math.inf, 0.01, 0.0])
+@pytest.mark.parametrize("name", studies.STUDIES)
+def test_each_study_prints_tables(name, stable):
+    for table in studies.STUDIES[name](made_up(stable)).split("\n\n"):
+        lines = [line for line in table.splitlines() if line.startswith("|")]
+        assert len({line.count("|") for line in lines}) <= 1
+        assert "nan" not in table
+
+
+def test_the_largest_stable_rate_is_found_by_bisection():
+    (row,) = (line for line in studies.stable(made_up(0.5)).splitlines() if line.startswith("| SGD |"))
+    _, one, *parts = (cell.strip() for cell in row.strip("|").split("|"))
+    assert float(one) == pytest.approx(0.5, rel=0.1)
+    assert [int(part.removeprefix("1/")) for part in parts] == pytest.approx([4, 16, 4, 20], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"), [(0.3, "wins: +30.0 %"), (0.1, "alike: +10.0 %"), (-0.3, "lost: -30.0 %")]
+)
+def test_a_rule_wins_by_more_than_the_spread(gain, verdict):
+    base, row = (
+        Row("digits", setting(ASYNC), "equal", [Outcome(end, 0, False, 1, {}, 0) for end in (mean - 0.1, mean + 0.1)])
+        for mean in (1.0, 1.0 - gain)
+    )
+    assert studies.verdict(row, base) == verdict
+    assert studies.verdict(None, base) == "lost"
+    assert studies.verdict(base, base) == ""
+
+
+def test_outcomes_that_are_kept_are_not_made_again(tmp_path, monkeypatch):
+    path = tmp_path / "kept"
+    fine, wild = (Run("quadratic", setting(ASYNC, pushes=40, lr=rate), "equal", 0) for rate in (0.02, 30.0))
+    first = run_all([fine, wild, fine], 1, lambda done, all_: None, Kept(path))
+    assert [len(row.outcomes) for row in first] == [2, 1]
+    monkeypatch.setattr(grid, "make", lambda run: pytest.fail(f"{run} is made again"))
+    assert run_all([fine, wild, fine], 1, lambda done, all_: None, Kept(path)) == first
+    path.write_text("{}\n")
+    with pytest.raises(click.BadParameter, match="is not a file of outcomes"):
+        Kept(path)
+
+
+def test_a_study_is_a_command(monkeypatch, tmp_path):
+    study = program._study("one", lambda train: str(len(train([("quadratic", setting(ASYNC, pushes=8), "equal")]))))
+    kept = tmp_path / "kept"
+    result = CliRunner().invoke(study, ["--seeds", "2", "--processes", "1", "--kept", str(kept)])
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == "1"
+    assert len(kept.read_text().splitlines()) == 2
