@@ -2,6 +2,9 @@
 
 A fresh push is applied as it is, whatever the policy. The log has the factor of each update, so that a replay and a
 standby decide nothing.
+
+Rules with a memory are not here: divided by the gap, compensated, a momentum or a rate for each worker. They are
+references in ``benchmarks/learning/rules.py``, whose trainings decide which of them is worth its memory.
 """
 
 from __future__ import annotations

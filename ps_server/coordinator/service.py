@@ -193,7 +193,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> pb.ClusterView:
         """The view with the new mode, which begins at one point of all shards."""
         async with translated(context):
-            wait = _wait_seconds(times.LONG_PATIENCE_SECONDS, context)
+            wait = _wait_seconds(times.PATIENCE_SECONDS, context)
             return convert.VIEW.to_pb(await self._modes.change(CONSISTENCY.from_pb(request.consistency), wait))
 
     async def Barrier(self, request: pb.BarrierRequest, context: Context) -> pb.BarrierReply:  # noqa: N802

@@ -62,6 +62,8 @@ def test_a_job_is_looked_at_and_changed_while_it_trains(tmp_path, monkeypatch):
             assert [rate.groups for rate in operator.learning_rates()] == [(0.25,)]
             assert operator.set_mode("ssp", staleness=3) == admin.Consistency(admin.Mode.SSP, 3)
             assert operator.status().view.consistency.staleness == 3
+            assert str(operator.set_mode("async", stale_policy="reject", stale_threshold=9)) == "async, reject above 9"
+            assert operator.set_mode("ssp", staleness=3, stale_policy="scale").stale_by_workers
 
             written = operator.checkpoint()
             assert Path(written.folder).parent == tmp_path

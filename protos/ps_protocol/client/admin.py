@@ -219,7 +219,7 @@ class AdminClient:
         Raises:
             ConfigError: Unknown mode or policy.
             InvalidRequest: The numbers do not fit the job.
-            NotReady: A shard stays missing, or a checkpoint or a move takes too long; the mode is as before.
+            NotReady: A shard is missing, or a checkpoint or a move takes more than a minute; the mode is as before.
         """
         return self.set_consistency(
             Consistency.of(

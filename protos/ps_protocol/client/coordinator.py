@@ -223,9 +223,7 @@ class CoordinatorClient:
         request = message_of(pb.ReleaseModelRequest, model=model)
         return int(self._connection.once("ReleaseModel", request, timeout_seconds, wait_for_ready=True).size_bytes)
 
-    def set_consistency(
-        self, consistency: Consistency, timeout_seconds: float = times.LONG_PATIENCE_SECONDS
-    ) -> ClusterView:
+    def set_consistency(self, consistency: Consistency, timeout_seconds: float = times.PATIENCE_SECONDS) -> ClusterView:
         """Change the mode of the job, at one point of all shards.
 
         Raises InvalidRequest when it does not fit the cluster, NotReady or Unavailable when the shards do not come to

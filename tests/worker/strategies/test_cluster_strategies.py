@@ -56,6 +56,15 @@ def test_a_norm_that_shards_were_not_told_is_refused_where_they_make_means(job):
     assert both(job, fit) == [0, 0]
 
 
+def test_a_rule_for_stale_gradients_is_an_option_of_the_models(job):
+    def prepare(s):
+        s.prepare(net(), torch.optim.SGD, lr=0.1)
+        return dict(job.client.get_status().stale_rules)
+
+    found = both(job, prepare, "parameter_server", model_options={"stale": "reject:8"})
+    assert found == [{"model": "reject above 8"}] * 2
+
+
 def test_samples_of_equal_batches_are_counted(job):
     def read(s):
         for _ in s.distribute(DataLoader(TensorDataset(torch.arange(9)), batch_size=4)):
