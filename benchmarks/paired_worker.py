@@ -21,7 +21,7 @@ def main(address: str, transport: str, nbytes: int, *, overlap: bool) -> None:
     pushed. That is what is timed: what the thread that computes spends, while no exchange is under way.
     """
     torch.set_num_threads(1)
-    with ps_worker.connect(address, rank=0, device="cpu", transport=transport) as cluster:
+    with ps_worker.connect(address, device="cpu", transport=transport) as cluster:
         before = memory("VmRSS")
         model = nn.Module()
         model.weight = nn.Parameter(torch.zeros(nbytes // 4))

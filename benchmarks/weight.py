@@ -118,8 +118,9 @@ def _module(path: Path) -> str:
 @click.command()
 @click.argument("other", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--step", is_flag=True, help="Train a model for some steps, and count the files that a step enters.")
+@click.option("--calls", is_flag=True, help="Train a model of 10 KB over bulk, and count the functions a step enters.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def main(other: Path | None, step: bool, as_json: bool) -> None:
+def main(other: Path | None, step: bool, calls: bool, as_json: bool) -> None:
     """Count lines, files and constants of this tree; of the checkout OTHER, too."""
     found = {"this tree": asdict(weigh())}
     if other:
@@ -130,6 +131,11 @@ def main(other: Path | None, step: bool, as_json: bool) -> None:
         files = files_of_a_step()
         for package in SHIPPED:
             found["this tree"][f"files_of_a_step in {package}"] = sum(file.startswith(package) for file in files)
+    if calls:
+        from benchmarks.step_files import calls_of_a_step, of_packages
+
+        for package, count in of_packages(calls_of_a_step()).items():
+            found["this tree"][f"functions_entered_by_a_step in {package}"] = round(count)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return

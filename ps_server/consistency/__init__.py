@@ -1,6 +1,7 @@
 """When a push is applied and a pull is answered: the consistency modes, decided without tensors, threads or clocks."""
 
 from ps_server.consistency.events import (
+    FOREVER,
     OUTCOMES,
     ParticipantStatus,
     Position,
@@ -15,6 +16,7 @@ from ps_server.consistency.tracker_state import FAILED, TrackerState
 
 __all__ = [
     "FAILED",
+    "FOREVER",
     "LIMIT",
     "OUTCOMES",
     "ParkedPulls",

@@ -40,9 +40,11 @@ class WorkerKey:
         return f"worker {self.rank} (incarnation {self.incarnation})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class PushInfo:
-    """A push without its gradients. (worker, sequence) names it."""
+    """A push without its gradients. (worker, sequence) names it. Not changed once made; frozen, making takes thrice as
+    long.
+    """
 
     worker: WorkerKey
     #: From 1, rising within an incarnation; gaps are allowed.
@@ -86,9 +88,9 @@ OUTCOMES = {
 """The outcome in the answer to a push, by its verdict."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PushDecision:
-    """The verdict on one push, and why."""
+    """The verdict on one push, and why. Not changed once made, as ``PushInfo``."""
 
     verdict: Verdict
     #: Factor on the learning rate of this push's step.

@@ -126,21 +126,27 @@ class Tracker:
 
     def push(self, push: PushInfo) -> PushDecision:
         """Decide on one whole push. Raises Fenced, or InvalidRequest when its position does not rise."""
-        participant = self._participant(push.worker)
+        worker = push.worker
+        participant = self._participants.get(worker.rank)
+        if participant is None or self._live.get(worker.rank) != worker.incarnation:
+            participant = self._participant(worker)
         if push.sequence <= participant.last_sequence:
             self.counts.outcomes[Verdict.DUPLICATE.value] += 1
             return PushDecision(Verdict.DUPLICATE, reason=f"push {push.sequence} was accepted before")
-        self._check_rises(push)
-        applied = self.norms.closed or self.applied
-        decision = self._rule.decide(push, self._staleness(push), len(self._live), applied)
+        own, position = self._clocks.positions[worker.rank], push.position
+        if max(*position, push.sequence) >= LIMIT:
+            raise _out_of_range(push, LIMIT)
+        if position <= own or position.clock < 1:
+            raise _does_not_rise(push, own)
+        staleness = max(0, self.version - push.pulled_version)
+        decision = self._rule.decide(push, staleness, len(self._live), self.norms.closed or self.applied)
         participant.last_sequence = push.sequence
-        self._clocks.place(push.worker.rank, push.position)
+        self._clocks.place(worker.rank, position)
         self._started = True
         match decision.verdict:
             case Verdict.APPLY:
                 self.version += 1
-                self._count_applied(decision.staleness)
-                self._keep(push)
+                self._applied(push, decision.staleness)
             case Verdict.HOLD:
                 self.rounds.add(push)
             case Verdict.SKIP if self._rule.collects:
@@ -276,8 +282,7 @@ class Tracker:
         self.applied, pushes = self.rounds.take()
         staleness = tuple(map(self._staleness, pushes))
         for push, versions in zip(pushes, staleness, strict=True):
-            self._count_applied(versions)
-            self._keep(push)
+            self._applied(push, versions)
         self.version += bool(pushes)
         return Round(self.applied, pushes, staleness, self.version)
 
@@ -313,7 +318,8 @@ class Tracker:
         participant.kept = (participant.last_sequence, position)
         self._clocks.place(worker.rank, position)
 
-    def _keep(self, push: PushInfo) -> None:
+    def _applied(self, push: PushInfo, staleness: int) -> None:
+        self._count_applied(staleness)
         self._kept_highest = max(self._kept_highest, push.position)
         participant = self._participants.get(push.worker.rank)
         if participant and participant.incarnation == push.worker.incarnation:
@@ -343,13 +349,6 @@ class Tracker:
         if participant is None:
             raise _no_stream(worker)
         return participant
-
-    def _check_rises(self, push: PushInfo) -> None:
-        own, position = self._clocks[push.worker.rank], push.position
-        if max(position.phase, position.clock, push.sequence) >= LIMIT:
-            raise _out_of_range(push, LIMIT)
-        if position <= own or position.clock < 1:
-            raise _does_not_rise(push, own)
 
 
 def _not_live(worker: WorkerKey, incarnation: int | None) -> Fenced:

@@ -18,7 +18,8 @@ class ClockVector:
     """
 
     def __init__(self) -> None:
-        self._positions: dict[int, Position] = {}
+        #: Where each participant stands, by rank; changed by ``place`` and ``remove`` alone.
+        self.positions: dict[int, Position] = {}
         #: Ranks by position, in order of arrival; a position without a participant has no entry.
         self._standing: dict[Position, dict[int, None]] = {}
         #: Holds every key of ``_standing``, and outdated ones.
@@ -27,26 +28,30 @@ class ClockVector:
         self.highest = START
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.positions)
 
     def __getitem__(self, rank: int) -> Position:
-        return self._positions[rank]
+        return self.positions[rank]
 
     def place(self, rank: int, position: Position) -> None:
         """Let ``rank`` stand at ``position``, whether or not it takes part already."""
-        self.remove(rank)
-        self._positions[rank] = position
-        if position not in self._standing:
-            self._standing[position] = {}
+        if (left := self.positions.get(rank)) is not None:
+            self._leave(rank, left)
+        self.positions[rank] = position
+        if (standing := self._standing.get(position)) is None:
+            standing = self._standing[position] = {}
             heapq.heappush(self._heap, position)
-        self._standing[position][rank] = None
-        self.highest = max(self.highest, position)
+        standing[rank] = None
+        if position > self.highest:
+            self.highest = position
 
     def remove(self, rank: int) -> None:
         """Forget ``rank``; nothing happens when it does not take part."""
-        position = self._positions.pop(rank, None)
-        if position is None:
-            return
+        position = self.positions.pop(rank, None)
+        if position is not None:
+            self._leave(rank, position)
+
+    def _leave(self, rank: int, position: Position) -> None:
         del self._standing[position][rank]
         if not self._standing[position]:
             del self._standing[position]
@@ -59,7 +64,7 @@ class ClockVector:
 
         With ``missing`` it costs O(d log d) in the number of distinct positions: the stragglers' and the front's.
         """
-        if len(self._positions) <= missing:
+        if len(self.positions) <= missing:
             return FOREVER
         if missing == 0:
             while self._heap[0] not in self._standing:

@@ -165,15 +165,22 @@ class DurableLog:
         size = record_bytes(nbytes)
         if size > self._largest:
             self._largest, self.segment_bytes = size, segment_bytes_for(size, self._bound_bytes)
-        while not self._promise(size):
+        while not self.reserve_now(nbytes):
             try:
                 await asyncio.shield(self._prepare_ahead())
             except StorageFull:
                 self.pressed = True
                 raise
+
+    def reserve_now(self, nbytes: int) -> bool:
+        """Reserve room for such a record in what is prepared; whether there is so much."""
+        size = record_bytes(nbytes)
+        if size > self._largest or not self._promise(size):
+            return False
         # Not before: a smaller record, which fits, does not wait for the room of a larger one.
         if self._writing and max(self._segments.spare_bytes, default=0) < self.segment_bytes and not self._is_full:
             self._prepare_ahead()
+        return True
 
     def release(self, nbytes: int) -> None:
         """End a reservation, whether or not it was used."""

@@ -39,9 +39,9 @@ class Loaded:
     tracker: TrackerState | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AppliedUpdate:
-    """One optimizer step of one model on one shard."""
+    """One optimizer step of one model on one shard. Not changed once made."""
 
     model: str
     #: Version after this update.
@@ -157,6 +157,9 @@ class UpdateLog(Protocol):
     async def reserve(self, nbytes: int) -> None:
         """Have room for a record of ``nbytes`` bytes. Raises StorageFull; then nothing is reserved."""
 
+    def reserve_now(self, nbytes: int) -> bool:
+        """Reserve room for a record of ``nbytes`` bytes where that needs no waiting, of ``space`` either."""
+
     def release(self, nbytes: int) -> None:
         """End a reservation, whether or not it was used."""
 
@@ -180,6 +183,10 @@ class MemoryLog:
 
     async def reserve(self, nbytes: int) -> None:
         """Nothing is reserved."""
+
+    def reserve_now(self, nbytes: int) -> bool:
+        """Nothing is reserved, and nothing waited for."""
+        return True
 
     def release(self, nbytes: int) -> None:
         """Nothing was reserved."""

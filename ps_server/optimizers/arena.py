@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ps_protocol.model.layout import Layout, Range
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.state.blocks import block_numbers
-from ps_server.state.region import Region
+from ps_server.state.region import Region, Span
 from ps_server.state.shifts import Shift, shifts
 
 #: Linux 5.14: madvise brings the pages of a range, to be written.
@@ -144,7 +144,7 @@ class Arena:
 
         Alike: with equal histories, and either all in ``absent`` (slice indexes) or none.
         """
-        if self._whole or (len(self.segments) == len(set(self._blocks)) and not absent):
+        if self._whole or (self.is_joined and not absent):
             return False
         pieces: list[_Piece] = []
         for segment in self.segments:
@@ -161,6 +161,16 @@ class Arena:
         states = {s: optimizer.state.pop(s.parameter, {}) for s in self.segments}
         self.segments = [self._cut(optimizer, states[p.source], p.first, p.last) for p in pieces]
         return True
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a step in which no slice is absent cuts nothing, whatever the histories are."""
+        return not self._whole and len(self.segments) == len(set(self._blocks))
+
+    def spans(self) -> list[Span]:
+        """The bytes of each segment."""
+        dtype = self._span.key.dtype
+        return [(self._slices[s.first].begin, self._slices[s.last - 1].end, dtype) for s in self.segments]
 
     def rebind(self, region: Region) -> None:
         """Point all parameters at ``region``, whose bytes equal those of the region so far."""

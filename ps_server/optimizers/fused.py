@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
-from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -13,8 +11,6 @@ from torch.optim import Optimizer
 
 #: One call for the parameters of a group: their gradients, and the factor on the learning rate.
 _Kernel = Callable[[list[Tensor], float], None]
-
-_GRADIENT = attrgetter("grad")
 
 
 class FusedStep:
@@ -46,16 +42,11 @@ class FusedStep:
             found.append((parameters, kernel))
         return cls(found) if found else None
 
-    def step(self, scale: float) -> bool:
-        """Update all parameters by their gradients; False, with nothing changed, where one has none."""
-        gradients = [list(map(_GRADIENT, parameters)) for parameters, _ in self._groups]
-        for each in gradients:
-            if any(map(is_, each, repeat(None))):
-                return False
+    def step(self, gradients: Sequence[list[Tensor]], scale: float) -> None:
+        """Update all parameters by ``gradients``: of each group, one for each of its parameters."""
         for (parameters, kernel), each in zip(self._groups, gradients, strict=True):
             if parameters:
                 kernel(each, scale)
-        return True
 
 
 def _sgd(group: Mapping[str, Any], params: list[Tensor], states: Sequence[Mapping[str, Tensor]]) -> _Kernel | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from ps_server.optimizers.arena import Arena
 from ps_server.optimizers.fused import FusedStep
 from ps_server.optimizers.state import Expected, StateEntry, by_slice
 from ps_server.optimizers.undo import Undo, is_deterministic, odd_counter, skipped_step
-from ps_server.state.region import Region
+from ps_server.state.region import Region, Span
+
+T = TypeVar("T")
 
 
 class ShardOptimizer:
@@ -52,6 +55,9 @@ class ShardOptimizer:
         self._fused = [group.get("fused") is True for group in self._torch.param_groups]
         #: Of the present parameters and state; None: torch makes the next step, and this is looked for after it.
         self._fused_step: FusedStep | None = None
+        #: Of the same, by group: where the gradients are in a region; and whether no step without absent slices cuts.
+        self._spans: Sequence[Sequence[Span]] = ()
+        self._is_joined = False
         for arena in self._arenas:
             arena.adopt(self._torch)
 
@@ -77,16 +83,19 @@ class ShardOptimizer:
         is_odd = self.careful or self._odd_options or self._odd_state
         if absent >= self._slices and not is_odd:
             return  # Rows alone: torch leaves variables without a gradient as they are.
-        changed = [arena.arrange(self._torch, absent) for arena in self._arenas]
-        if any(changed):
-            self._regroup()
-            self._fused_step = None
+        fused = self._fused_step if not absent and not is_odd else None
+        if fused is None or not self._is_joined:
+            changed = [arena.arrange(self._torch, absent) for arena in self._arenas]
+            if any(changed):
+                self._regroup()
+                fused = self._fused_step = None
+        if fused is not None:
+            fused.step(gradients.flats(self._spans), scale)
+            return
         undo = Undo(self._torch) if is_odd else None
         try:
             for arena in self._arenas:
                 arena.attach(gradients, absent)
-            if undo is None and self._fused_step is not None and self._fused_step.step(scale):
-                return
             self._step(scale)
         except Exception as error:
             if undo is None or not is_deterministic(error):
@@ -99,6 +108,8 @@ class ShardOptimizer:
         for arena in self._arenas:
             arena.adopt(self._torch)
         self._fused_step = FusedStep.of(self._torch)
+        self._spans = self._grouped(lambda arena: arena.spans())
+        self._is_joined = all(arena.is_joined for arena in self._arenas)
 
     def rebind(self, region: Region) -> None:
         """Continue with the parameters in ``region``, which holds the same bytes as the region so far."""
@@ -215,8 +226,12 @@ class ShardOptimizer:
         return catalog.expected_state(self._spec, self._declared, arena.key.group, arena.key.dtype, (1,))
 
     def _groups(self) -> list[list[Tensor]]:
+        return self._grouped(lambda arena: [segment.parameter for segment in arena.segments])
+
+    def _grouped(self, items: Callable[[Arena], Iterable[T]]) -> list[list[T]]:
+        """The ``items`` of all arenas, by parameter group."""
         return [
-            [s.parameter for arena in self._arenas if arena.key.group == number for s in arena.segments]
+            [item for arena in self._arenas if arena.key.group == number for item in items(arena)]
             for number in range(len(self._declared))
         ]
 

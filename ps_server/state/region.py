@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
@@ -16,6 +16,9 @@ from ps_protocol.wire.shared_memory import SharedMemory
 
 _KEPT_VIEWS = 256
 """Flat views that a region keeps for the next step."""
+
+#: Bytes [begin, end) of a region, and their type.
+Span = tuple[int, int, DType]
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -46,7 +49,9 @@ class Region:
         )
         #: Writable bytes, for the wire.
         self.bytes = memoryview(self.data.numpy().data)
-        self._flat: dict[tuple[int, int, DType], Tensor] = {}
+        self._flat: dict[Span, Tensor] = {}
+        #: What ``flats`` has returned last, and for which argument.
+        self._flats: tuple[Sequence[Sequence[Span]], list[list[Tensor]]] = (), []
 
     def relaid(self, layout: Layout) -> Region | None:
         """The same memory, its bytes as they are, in another layout; None: it is too small, or must be given back.
@@ -88,9 +93,21 @@ class Region:
             found = self._flat[key] = self.tensor(begin, end, dtype)
         return found
 
+    def flats(self, groups: Sequence[Sequence[Span]]) -> list[list[Tensor]]:
+        """``flat`` of each span of each group; quick where ``groups`` is the object of the last call."""
+        known, found = self._flats
+        if known is not groups:
+            found = [[self.flat(*span) for span in spans] for spans in groups]
+            self._flats = groups, found
+        return found
+
     def pieces(self, ranges: Iterable[Range]) -> list[memoryview]:
         """The ``ranges`` as views."""
-        return [self.bytes[begin:end] for begin, end in ranges]
+        data = self.bytes
+        found = []
+        for begin, end in ranges:
+            found.append(data[begin:end])
+        return found
 
     def arena(self, number: int) -> Tensor:
         """One arena, flat."""
@@ -123,6 +140,8 @@ class RegionPool:
         #: Streams that are to be opened again after a move, here or with the successor; and whether some of them share.
         self._expected = 0
         self._expects_sharing = False
+        #: Spare regions that are kept; follows from these.
+        self._wanted = 0
         #: Takes what comes back; None: this pool does.
         self._successor: RegionPool | None = None
         #: Regions in use, taken and not given back.
@@ -148,11 +167,12 @@ class RegionPool:
         """Hand a region back; its views must not be used any more."""
         with self._lock:
             self.in_use -= 1
+            if self._successor is None:
+                if len(self._spare) < self._wanted:
+                    self._spare.append(region)
+                return
             successor = self._successor
-            if successor is None:
-                self._keep(region)
-        if successor is not None:
-            successor.adopt(region)
+        successor.adopt(region)
 
     def adopt(self, region: Region) -> None:
         """Take a region of the pool before this one, in another layout, where there is memory for that."""
@@ -160,18 +180,21 @@ class RegionPool:
             if (relaid := region.relaid(self._layout)) is not None:
                 relaid.trim()
                 self._made.add(relaid)
-                self._keep(relaid)
+                if len(self._spare) < self._wanted:
+                    self._spare.append(relaid)
 
     def hold(self) -> None:
         """Keep the memory of streams that end because slices move, until ``continue_in``."""
         with self._lock:
             self._expected, self._expects_sharing = self._streams, self._sharing > 0
+            self._count_wanted()
 
     def continue_in(self, successor: RegionPool) -> None:
         """After ``hold``: streams go on with ``successor``, which gets what is here and what comes back."""
         with self._lock:
             self._successor, spare, self._spare = successor, self._spare, []
             successor._expected, successor._expects_sharing = self._expected, self._expects_sharing
+            successor._count_wanted()
         for region in spare:
             successor.adopt(region)
 
@@ -182,13 +205,8 @@ class RegionPool:
         for region in regions:
             region.touch(size_bytes)
 
-    def _keep(self, region: Region) -> None:
-        if len(self._spare) < self._wanted:
-            self._spare.append(region)
-
-    @property
-    def _wanted(self) -> int:
-        return self._streams + self._expected + (self._sharing > 0 or self._expects_sharing)
+    def _count_wanted(self) -> None:
+        self._wanted = self._streams + self._expected + (self._sharing > 0 or self._expects_sharing)
 
     @contextmanager
     def reserved(self, *, sharing: bool = False) -> Iterator[None]:
@@ -204,12 +222,14 @@ class RegionPool:
                 self._expects_sharing = False
             else:
                 self._expected = max(0, self._expected - 1)
+            self._count_wanted()
         try:
             yield
         finally:
             with self._lock:
                 self._streams -= not sharing
                 self._sharing -= sharing
+                self._count_wanted()
                 del self._spare[self._wanted :]
 
 

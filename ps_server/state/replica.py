@@ -26,9 +26,9 @@ Skipped = Mapping[int, npt.NDArray[np.bool_]]
 _NOTHING: Skipped = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
-    """One optimizer step, whole: the same steps in the same order make the same bytes."""
+    """One optimizer step, whole: the same steps in the same order make the same bytes. Not changed once made."""
 
     #: Gradients, and buffers where ``buffer_weight`` is not 0, in region layout. Valid while the step is made.
     gradients: Region

@@ -67,7 +67,7 @@ def test_a_stream_that_is_cancelled_while_it_ends_keeps_neither_its_errors_nor_a
         def __init__(self) -> None:
             self.messages = [StageRequest(0, 4)]
 
-        async def receive(self) -> StageRequest:
+        async def receive(self, at_once: object = None) -> StageRequest:
             if self.messages:
                 return self.messages.pop()
             raise Lost

@@ -73,6 +73,8 @@ class Carrier(Protocol):
         ...
 
 
+_BEGIN = LENGTH.size
+
 READ_AHEAD_BYTES = 80 << 10
 """A message with a small payload in it, and what comes with it, in one call of the system."""
 
@@ -125,16 +127,19 @@ class PlainCarrier:
 
     def message_now(self, most_bytes: int) -> bytes | None:
         """See Carrier."""
-        if not self._ahead:
+        ahead = self._ahead
+        if not ahead:
             self._read_ahead()
-        return self._message_ahead(most_bytes)
-
-    def _message_ahead(self, most_bytes: int) -> bytes | None:
-        ahead, begin = self._ahead, LENGTH.size
-        if len(ahead) < begin or len(ahead) < (end := begin + checked_length(ahead[:begin], most_bytes)):
+            ahead = self._ahead
+        if len(ahead) < _BEGIN:
+            return None
+        (length,) = LENGTH.unpack_from(ahead)
+        if length > most_bytes:
+            checked_length(ahead[:_BEGIN], most_bytes)
+        if len(ahead) < (end := _BEGIN + length):
             return None
         self._ahead = ahead[end:]
-        return bytes(ahead[begin:end])
+        return bytes(ahead[_BEGIN:end])
 
     def receive_message(self, alive: Callable[[], bool]) -> tuple[bytes | bytearray, list[int] | None]:
         """See Carrier."""
@@ -144,7 +149,7 @@ class PlainCarrier:
             got, descriptors = socket_messages.receive_first(self.socket, self._buffer, alive)
             self._ahead = self._buffer[:got]
         try:
-            message: bytes | bytearray | None = self._message_ahead(MAX_MESSAGE_BYTES)
+            message: bytes | bytearray | None = self.message_now(MAX_MESSAGE_BYTES)
             if message is None:
                 message = received_in_parts(self)
         except BaseException:

@@ -139,7 +139,7 @@ def send_now(sock: socket.socket, pieces: Sequence[memoryview | bytes]) -> list[
         sent = sock.sendmsg(pieces[:_MAX_PIECES], [], socket.MSG_DONTWAIT)
     except BlockingIOError:
         sent = 0
-    return _after(sent, pieces)
+    return _after(sent, pieces) if sent < sum(map(len, pieces)) else []
 
 
 def _after(sent: int, pieces: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:

@@ -40,31 +40,36 @@ class ShardExecutor:
         torch.set_num_threads(1)
         self._threads = ThreadPoolExecutor(1, "executor", begin)
         self._watchdog = watchdog
-        self._queued = 0
-
-    @property
-    def queued(self) -> int:
-        """Pieces of work on the thread: one that runs, and those that wait."""
-        return self._queued
+        #: Pieces of work on the thread: one that runs, and those that wait.
+        self.queued = 0
+        #: Of all calls; found at the first.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, work: Callable[[], T], nbytes: int, *, quick: bool = False) -> asyncio.Future[T]:
         """Queue ``work``, which touches about ``nbytes`` bytes; the future holds its result or exception.
 
         ``quick``: it is known to take no more time than handing it to a thread.
         """
-        loop = asyncio.get_running_loop()
+        if (loop := self._loop) is None:
+            loop = self._loop = asyncio.get_running_loop()  # a system call each time
         answer: asyncio.Future[T] = loop.create_future()
-        if self._queued == 0 and (quick or nbytes < INLINE_WORK_BYTES):
+        if self.queued == 0 and (quick or nbytes < INLINE_WORK_BYTES):
+            watchdog = self._watchdog
+            if watchdog is not None:
+                watchdog.work = nbytes, threading.get_ident()
             try:
-                answer.set_result(self._watched(work, nbytes))
+                answer.set_result(work())
             except Exception as error:  # noqa: BLE001 -- it belongs to the caller
                 answer.set_exception(error)
                 answer.exception()  # seen, as below
+            finally:
+                if watchdog is not None:
+                    watchdog.work = None
             return answer
-        self._queued += 1
+        self.queued += 1
 
         def finish(done: Future[T]) -> None:
-            self._queued -= 1
+            self.queued -= 1
             _copy(done, answer)
 
         self._threads.submit(self._watched, work, nbytes).add_done_callback(

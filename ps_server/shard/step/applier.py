@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -46,8 +46,11 @@ logger = EventLogger(__name__)
 
 T = TypeVar("T")
 
+#: A step, and memory of the pool that it is in: to be given back once it is made. None: it is in that of a push.
+Combined = tuple[Step, Region | None]
+
 #: As ``combined``.
-Combine = Callable[..., AbstractContextManager[Step]]
+Combine = Callable[..., Combined]
 
 COPY_BYTES_PER_SECOND = 5e8
 """Into memory that is touched for the first time."""
@@ -102,9 +105,11 @@ class Applier:
         self.copies = CopyInProgress()
         #: Of the values: recorded when a change is decided, before it is done.
         self.last_changes = LastChanges(replica.layout)
-        ready: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        ready: asyncio.Future[Region] = self._loop.create_future()
         ready.set_result(replica.region)
         self._newest: Published | None = Published(tracker.version, ready, self.pool)
+        self._name, self._has_tables = replica.layout.shard_map.spec.name, bool(replica.tables)
         #: What the last change took; written in the executor.
         self._change_seconds = math.inf
         #: Durations of updates.
@@ -174,6 +179,22 @@ class Applier:
             self.log.release(nbytes)
             raise
 
+    def reserve_now(self) -> bool:
+        """Reserve room in the log for a push without rows, where it can be decided, made and answered at once.
+
+        That is so where nothing else is queued, copied or held back; False: nothing is reserved.
+        """
+        newest, replication = self._newest, self._replication
+        return (
+            newest is not None
+            and newest.ready.done()
+            and not self._executor.queued
+            and not self.gate.engaged
+            and not self.copies.under_way
+            and (replication is None or not replication.engaged)
+            and self.log.reserve_now(self.layout.region_bytes)
+        )
+
     async def reserve_push(self, push: IncomingPush) -> None:
         """Room in the log for the update that ``push`` makes. Raises StorageFull."""
         nbytes = self.layout.region_bytes + (len(push.rows.buffer) if push.rows else 0)
@@ -220,7 +241,7 @@ class Applier:
         ``cost``: bytes that could be moved in the time it takes, beside those of the region. ``untouched``: indexes of
         parameter slices that it does not change; None: it changes none at all.
         """
-        before, replica, loop = self._newest, self._replica, asyncio.get_running_loop()
+        before, replica, loop = self._newest, self._replica, self._loop
         if before is None or replica is None:
             raise self._taken()
         self.last_changes.record(untouched)
@@ -230,7 +251,7 @@ class Applier:
 
         def change() -> Region:
             # Nobody takes ``before`` any more: its takers only become fewer.
-            if before.still_read(patient=not quick and nbytes >= INLINE_WORK_BYTES):
+            if before.takers and before.still_read(patient=not quick and nbytes >= INLINE_WORK_BYTES):
                 self.copies.begin()
                 try:
                     replica.move(self.pool.take())
@@ -257,49 +278,52 @@ class Applier:
         combine: Combine | None = None,
     ) -> None:
         """Queue the update that ``pushes``, each reserved for, make together: by ``combine``, where it is given."""
-        model, since = self.layout.shard_map.spec.name, time.perf_counter()
+        first, since, is_alone = pushes[0], time.perf_counter(), len(pushes) == 1
         # A step is made with the options of its first push, and those of its first push with rows.
-        self.options = pushes[0].options
-        if rows := [push.rows for push in pushes if push.rows is not None]:
-            self.row_options = rows[0].options
+        self.options, cost = first.options, 0
+        if self._has_tables and (rows := [push.rows for push in pushes if push.rows is not None]):
+            self.row_options, cost = rows[0].options, sum([each.cost for each in rows])
 
         def work(replica: Replica) -> None:
-            infos = tuple([push.info for push in pushes])
-            began = time.perf_counter()
-            traces = [push.trace for push in pushes if push.trace is not None]
-            began_ns = time.monotonic_ns() if traces else 0
+            infos = (first.info,) if is_alone else tuple([push.info for push in pushes])
+            is_traced = first.trace is not None or not is_alone
+            traces = [push.trace for push in pushes if push.trace is not None] if is_traced else ()
+            began, began_ns = time.perf_counter(), time.monotonic_ns() if traces else 0
+            taken = None
             try:
-                pool, keep = self.pool, self.log.keeps
-                made = (combine or self.combine)(pushes, scale, live_workers, pool, replica.tables, keep=keep)
-                with made as step:
-                    if not is_round:
-                        self.samples.sample(step, began)
-                    self._make(replica, AppliedUpdate(model, version, infos, is_round, step), traces)
+                step, taken = (combine or self.combine)(
+                    pushes, scale, live_workers, self.pool, replica.tables, keep=self.log.keeps
+                )
+                if not is_round:
+                    self.samples.sample(step, began)
+                self._make(replica, AppliedUpdate(self._name, version, infos, is_round, step), traces)
             finally:
+                if taken is not None:
+                    self.pool.give(taken)
                 for trace in traces:
                     trace.applied(began_ns, time.monotonic_ns())
-                self.times.apply.observe(time.perf_counter() - began)
+                times = self.times
+                times.apply.observe(time.perf_counter() - began)
                 for push in pushes:
                     waited = began - since + push.checked_seconds
-                    self.times.queued += waited
-                    self.times.queued_bytes += waited * push.reserved_bytes
+                    times.queued += waited
+                    times.queued_bytes += waited * push.reserved_bytes
                     self.free(push)
 
-        def done(queued: asyncio.Future[Region]) -> None:
-            for push in pushes:
-                self.log.release(push.reserved_bytes)
-            if queued.cancelled() or queued.exception() is not None:
-                self._ended(queued)
-            if self.skipped and (skipped := self.skipped.get(_name(pushes[0].info))):
-                self._note_skipped([push.info for push in pushes], skipped)
-
-        cost = sum([each.cost for each in rows]) if rows else 0
-        untouched = frozenset.intersection(*[push.absent for push in pushes])
+        untouched = first.absent if is_alone else frozenset.intersection(*[push.absent for push in pushes])
         queued = self.change(version, work, cost, untouched=untouched)
         if queued.done():
-            done(queued)  # at once: another turn of the event loop costs more
+            self._updated(pushes, queued)  # at once: another turn of the event loop costs more
         else:
-            queued.add_done_callback(done)
+            queued.add_done_callback(partial(self._updated, pushes))
+
+    def _updated(self, pushes: Sequence[IncomingPush], queued: asyncio.Future[Region]) -> None:
+        for push in pushes:
+            self.log.release(push.reserved_bytes)
+        if queued.cancelled() or queued.exception() is not None:
+            self._ended(queued)
+        if self.skipped and (skipped := self.skipped.get(_key(pushes[0].info))):
+            self._note_skipped([push.info for push in pushes], skipped)
 
     def _make(self, replica: Replica, update: AppliedUpdate, traces: Sequence[ServedPush]) -> None:
         """In the executor. First the log: what cannot be logged is not applied."""
@@ -316,7 +340,7 @@ class Applier:
         except StepSkipped as skipped:
             # Noted before anybody can ask. A copy: the traceback refers to memory that is reused.
             for info in update.pushes:
-                self.skipped[_name(info)] = copy(skipped)
+                self.skipped[_key(info)] = copy(skipped)
             while len(self.skipped) > KEPT_SKIPPED:
                 del self.skipped[next(iter(self.skipped))]
 
@@ -513,11 +537,10 @@ class Applier:
         return InternalError(f"model '{name}' is used after it was handed on", shard=str(self.layout.shard))
 
 
-def _name(info: PushInfo) -> tuple[WorkerKey, int]:
+def _key(info: PushInfo) -> tuple[WorkerKey, int]:
     return info.worker, info.sequence
 
 
-@contextmanager
 def combined(
     pushes: Sequence[IncomingPush],
     scale: float,
@@ -526,29 +549,35 @@ def combined(
     tables: Sequence[row_tables.ShardTable],
     *,
     keep: bool = False,
-) -> Iterator[Step]:
-    """In the executor: the step that ``pushes`` make together, in rank order. Valid until the end of the block.
+) -> Combined:
+    """In the executor: the step that ``pushes`` make together, in rank order.
 
     ``keep``: nothing of it is in memory that a worker can change, for it is logged before it is made.
     """
-    regions = [push.region for push in pushes if push.region is not None]
-    into, owned = regions[0], not pushes[0].lent or (len(pushes) == 1 and not keep)
-    if not owned:
-        into = pool.take()
+    first, is_alone = pushes[0], len(pushes) == 1
+    if is_alone and first.region is not None:
+        gradients = [first.region]
+    else:
+        gradients = [push.region for push in pushes if push.region is not None]
+    taken = pool.take() if first.lent and (keep or not is_alone) else None
+    into = gradients[0] if taken is None else taken
     try:
-        absent, weights = pushes[0].absent, None
-        if len(pushes) == 1 and not owned:
-            copy_region(regions[0], into)
-        if len(pushes) > 1:
+        absent, weights = first.absent, None
+        if not is_alone:
             weights = shares([push.weight for push in pushes])
-            absent = average(into, regions, [push.absent for push in pushes], weights)
-        with_buffers = [push for push in pushes if push.with_buffers]
-        weight = _combine_buffers(into, with_buffers, live_workers) if with_buffers else 0.0
+            absent = average(into, gradients, [push.absent for push in pushes], weights)
+        elif taken is not None:
+            copy_region(gradients[0], taken)
+        weight = 0.0
+        if first.with_buffers or not is_alone:
+            with_buffers = [push for push in pushes if push.with_buffers]
+            weight = _combine_buffers(into, with_buffers, live_workers) if with_buffers else 0.0
         rows = combined_rows([push.rows for push in pushes], tables, weights, keep=keep) if tables else ()
-        yield Step(into, absent, pushes[0].options, scale, weight, rows)
-    finally:
-        if not owned:
-            pool.give(into)
+        return Step(into, absent, first.options, scale, weight, rows), taken
+    except BaseException:
+        if taken is not None:
+            pool.give(taken)
+        raise
 
 
 def _combine_buffers(into: Region, pushes: Sequence[IncomingPush], live_workers: int) -> float:

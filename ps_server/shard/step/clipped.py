@@ -9,8 +9,7 @@ is killed meanwhile forgets the round, gets its pushes again, and asks again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +22,7 @@ from ps_server.failpoints import Failpoints
 from ps_server.optimizers.gradients import clip_factor, scale_gradients, squared_norm, total
 from ps_server.shard import times
 from ps_server.shard.execution.executor import ShardExecutor
-from ps_server.shard.step.applier import Applier, combined
+from ps_server.shard.step.applier import Applier, Combined, combined
 from ps_server.shard.step.push import IncomingPush
 from ps_server.state.region import RegionPool
 from ps_server.state.replica import Step
@@ -40,7 +39,6 @@ class ClippedSteps:
         self._max_norm = max_norm
         self._alone = alone
 
-    @contextmanager
     def combine(
         self,
         pushes: Sequence[IncomingPush],
@@ -50,15 +48,15 @@ class ClippedSteps:
         tables: Sequence[row_tables.ShardTable],
         *,
         keep: bool = False,
-    ) -> Iterator[Step]:
+    ) -> Combined:
         """See ``combined``. Over several shards it is for a push that is applied alone, which brings its norm."""
         norm = pushes[0].squared_norm
         factor = None if self._alone or norm is None else clip_factor(self._max_norm, norm)
         # What is scaled is memory of this shard.
-        with combined(pushes, scale, live_workers, pool, tables, keep=keep or factor != 1.0) as step:
-            if factor is None:
-                factor = clip_factor(self._max_norm, squared_norm(step.gradients, step.absent, step.tables))
-            yield scaled(step, factor)
+        step, taken = combined(pushes, scale, live_workers, pool, tables, keep=keep or factor != 1.0)
+        if factor is None:
+            factor = clip_factor(self._max_norm, squared_norm(step.gradients, step.absent, step.tables))
+        return scaled(step, factor), taken
 
 
 class JoinedRound:
@@ -68,20 +66,19 @@ class JoinedRound:
         self._pushes = pushes
         self._live_workers = live_workers
         self._max_norm = max_norm
-        self._held = ExitStack()
-        self._step: Step | None = None
+        self._pool: RegionPool | None = None
+        self._combined: Combined | None = None
         self._part = 0.0
         #: The squared norm over all shards.
         self.total = 0.0
 
     def join(self, pool: RegionPool, tables: Sequence[row_tables.ShardTable]) -> float:
         """Combine the pushes; the squared norm of what they make on this shard."""
-        joined = combined(self._pushes, 1.0, self._live_workers, pool, tables, keep=True)
-        step = self._step = self._held.enter_context(joined)
+        self._combined = combined(self._pushes, 1.0, self._live_workers, pool, tables, keep=True)
+        self._pool, (step, _) = pool, self._combined
         self._part = squared_norm(step.gradients, step.absent, step.tables)
         return self._part
 
-    @contextmanager
     def combine(
         self,
         pushes: Sequence[IncomingPush],
@@ -91,19 +88,22 @@ class JoinedRound:
         tables: Sequence[row_tables.ShardTable],
         *,
         keep: bool = False,
-    ) -> Iterator[Step]:
+    ) -> Combined:
         """See ``combined``; of the same pushes."""
-        with self._held:
-            if (step := self._step) is None:
-                raise RuntimeError("a round is made before it is joined")
-            # Tables may have been loaded since it was joined.
-            rows = [replace(each, updates=tables[each.table].updates + 1) for each in step.tables]
-            step = replace(step, tables=rows, squared_norm=self._part)
-            yield scaled(step, clip_factor(self._max_norm, self.total))
+        if self._combined is None:
+            raise RuntimeError("a round is made before it is joined")
+        (step, taken), self._combined = self._combined, None
+        # Tables may have been loaded since it was joined.
+        rows = [replace(each, updates=tables[each.table].updates + 1) for each in step.tables]
+        step = replace(step, tables=rows, squared_norm=self._part)
+        return scaled(step, clip_factor(self._max_norm, self.total)), taken
 
     def forget(self) -> None:
         """Give its memory back: the round is not made here."""
-        self._held.close()
+        if self._combined is not None and self._pool is not None:
+            (_, taken), self._combined = self._combined, None
+            if taken is not None:
+                self._pool.give(taken)
 
 
 def scaled(step: Step, factor: float) -> Step:

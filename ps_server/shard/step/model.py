@@ -17,6 +17,7 @@ from ps_protocol.errors import ModelMoved, PsError
 from ps_protocol.model.layout import Layout, SliceSpan
 from ps_protocol.model.spec import Consistency
 from ps_server.consistency import (
+    FOREVER,
     ParkedPulls,
     Position,
     PushDecision,
@@ -212,10 +213,26 @@ class ShardModel:
         except BaseException:
             self._applier.free(push)
             raise
-        info = push.info
         try:
             if self.gate.engaged:
-                await self.gate.pass_push(info.worker, info.sequence)
+                await self.gate.pass_push(push.info.worker, push.info.sequence)
+        except BaseException:
+            self._applier.give_up(push)
+            raise
+        return self.decide(push)
+
+    def reserve_now(self) -> bool:
+        """Reserve for a push without rows that may be decided, and its answer sent, at once; whether that may be."""
+        return self.values.initialised and self._applier.reserve_now()
+
+    def release(self) -> None:
+        """End such a reservation: the push has not come."""
+        self._applier.log.release(self.layout.region_bytes)
+
+    def decide(self, push: IncomingPush) -> PushDecision:
+        """Decide about a push that has been reserved for, and queue its work. Raises Fenced, InvalidRequest."""
+        info = push.info
+        try:
             decision = self.tracker.push(info)
         except BaseException:
             self._applier.give_up(push)
@@ -244,6 +261,14 @@ class ShardModel:
             self.gate.notify()
             if self.gate.paused or self.gate.closed:
                 return
+        if self.tracker.rounds.lowest is not FOREVER or self.clipped is not None or self._grace is not None:
+            self._take_rounds()
+        if self._parked.lowest is not None:
+            for parked in self._parked.release(self.tracker):
+                if not parked.done():
+                    parked.set_result(None)
+
+    def _take_rounds(self) -> None:
         now = asyncio.get_running_loop().time()
         for ready in self.tracker.take_ready(now) if self.clipped is None else self.clipped.take_ready(now):
             pushes = self._held.take(ready, self.times)
@@ -258,10 +283,6 @@ class ShardModel:
         if grace_ends is not None or self._grace is not None:
             self._grace = self._grace or Timer(self._advance)
             self._grace.set(grace_ends)
-        if self._parked.lowest is not None:
-            for parked in self._parked.release(self.tracker):
-                if not parked.done():
-                    parked.set_result(None)
 
     def skipped(self, info: PushInfo) -> PsError | None:
         """Why the step of this push was skipped, if it raised; known once its version is published."""
@@ -319,9 +340,9 @@ class ShardModel:
         await self._applier.settled()
 
     @property
-    def is_settled(self) -> bool:
-        """Whether everything decided so far has been done."""
-        return self._applier.newest.ready.done()
+    def newest(self) -> Published:
+        """The newest version decided; ready once everything decided so far has been done."""
+        return self._applier.newest
 
     async def take_published(self, *, quick: bool = False, trace: ServedPush | None = None) -> Published:
         """Parameters and buffers after everything decided so far, which the caller gives back once they are read.

@@ -22,15 +22,16 @@ from ps_protocol.cluster.requests import (
     StepRequest,
 )
 from ps_protocol.cluster.transport import Transport
-from ps_protocol.errors import InvalidRequest, NonFiniteGradient, StorageFull, TableFull
+from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError, StorageFull, TableFull
 from ps_protocol.model.layout import Indexes, Layout, subtract
-from ps_protocol.model.spec import Options
+from ps_protocol.model.spec import NonFinite, Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import Tracer
 from ps_protocol.wire.codecs import PayloadCodec, Reference, payload_runs
 from ps_protocol.wire.formats import RAW, Wire
 from ps_protocol.wire.socket_messages import INLINE_BYTES
-from ps_server.consistency import LIMIT, OUTCOMES, Position, PushInfo, Verdict, WorkerKey
+from ps_server.consistency import LIMIT, OUTCOMES, Position, PushDecision, PushInfo, Verdict, WorkerKey
+from ps_server.optimizers.gradients import first_nonfinite
 from ps_server.shard import times
 from ps_server.shard.byte_budget import FREE_BYTES, ByteBudgets
 from ps_server.shard.counters import Counters
@@ -63,13 +64,18 @@ class Fetched:
     """A worker asked for the newest parameters."""
 
 
-_Asked = IncomingPush | Fetched | RequestedLookup
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """The transport has the rest of an answer that its socket did not take."""
+
+
+_Asked = IncomingPush | Fetched | RequestedLookup | Unsent
 
 
 class StepStream:
     """One open stream, served by one handler: a task reads pushes, another writes their answers in order.
 
-    A small push that waits for nothing is answered by the reading task itself.
+    A small push that waits for nothing takes no task: it is decided, applied and answered where its bytes are read.
     """
 
     def __init__(
@@ -112,10 +118,16 @@ class StepStream:
         self._row_options: Sequence[RowOptions] = [table.options for table in model.layout.shard_map.spec.tables]
         #: What has come of the next push; None: nothing.
         self._staging: Staging | None = None
+        #: A push that was received at once, and is decided in the general way.
+        self._begun: IncomingPush | None = None
         self._answers: asyncio.Queue[_Asked | None] = asyncio.Queue(PIPELINE_DEPTH)
         #: Handed to the writing task and not answered yet.
         self._unanswered = 0
-        self._is_small = model.layout.region_bytes <= INLINE_BYTES
+        spec = model.layout.shard_map.spec
+        #: Pushes may be small enough to be dealt with at once; and whether they may be without a look for NaN.
+        self._is_small = model.layout.region_bytes <= INLINE_BYTES and self._codec is None
+        self._is_unchecked = spec.nonfinite is NonFinite.ALLOW
+        self._clips = bool(spec.clip_grad_norm)
 
     async def run(self, other: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Serve until the worker sends its last, goes away, or what ``other`` begins ends. Raises PsError."""
@@ -132,11 +144,11 @@ class StepStream:
     # -- the reading task
 
     async def _read(self) -> None:
-        while (message := await self._transport.receive()) is not None:
+        while (message := await self._transport.receive(self._take_at_once)) is not None:
             asked = await self._take(message)
             if isinstance(asked, IncomingPush):
                 await self._decide(asked)
-                if self._is_prompt(asked):
+                if self._is_small and not self._unanswered and self._is_prompt(asked):
                     await self._answer_push(asked, waits=False)
                     asked = None
             if asked is not None:
@@ -144,6 +156,54 @@ class StepStream:
                 await self._answers.put(asked)
             del message, asked  # no memory of it is kept until the next one comes
         await self._answers.put(None)
+
+    def _take_at_once(self, message: StepRequest) -> bool:
+        """Take, decide, apply and answer ``message``; False, with nothing done, where something has to be waited for.
+
+        Where only the answer waits, the writing task sends it. Raises InvalidRequest, ConnectionError, Fenced.
+        """
+        if type(message) is not PushHeader or not self._is_small or self._unanswered or self._staging is not None:
+            return False
+        if message.skipped or message.tables or message.staged or not (message.payload or message.segment):
+            return False
+        model = self._model
+        if not model.reserve_now():
+            return False
+        begin_ns, region = time.monotonic_ns() if message.traceparent else 0, None
+        try:
+            push = self._begin(message)
+            if message.segment:
+                push.region, push.lent = self._transport.gradients(message.segment), True
+                scatter(message.payload, ())
+            else:
+                region = push.region = model.pool.take()
+                scatter(message.payload, region.pieces(model.layout.ranges_without(push.absent, push.with_buffers)))
+        except BaseException:
+            model.release()
+            if region is not None:
+                model.pool.give(region)
+            raise
+        if (
+            not (push.finite or self._is_unchecked)
+            and first_nonfinite(model.layout, push.region, push.absent) is not None
+        ):
+            model.release()
+            self._begun = push  # what the policy says of it may have to be waited for
+            return False
+        push.reserved_bytes = model.layout.region_bytes
+        self._traffic.received += len(message.payload)
+        self._came(push, message.traceparent, begin_ns)
+        try:
+            self._note(push, model.decide(push))
+        except InvalidRequest as error:
+            self._refuse(push, error)
+        if not self._is_prompt(push):
+            self._unanswered += 1
+            self._answers.put_nowait(push)
+        elif not self._answer_at_once(push):
+            self._unanswered += 1
+            self._answers.put_nowait(Unsent())
+        return True
 
     async def _take(self, message: StepRequest) -> _Asked | None:
         """Receive what belongs to ``message``; returns what is to be answered."""
@@ -180,27 +240,35 @@ class StepStream:
 
     async def _decide(self, push: IncomingPush) -> None:
         try:
-            decision = push.decision = await self._model.push(push)
+            self._note(push, await self._model.push(push))
         except (NonFiniteGradient, InvalidRequest, StorageFull, TableFull) as error:
-            push.error = error
-            self._counters.refused[self._model.name, error.code.name] += 1
-            return
+            self._refuse(push, error)
+
+    def _note(self, push: IncomingPush, decision: PushDecision) -> None:
+        push.decision = decision
         self._counters.staleness = decision.staleness
-        self._counters.dropped += decision.verdict in (Verdict.LATE, Verdict.STALE)
+        if decision.verdict is Verdict.LATE or decision.verdict is Verdict.STALE:
+            self._counters.dropped += 1
+
+    def _refuse(self, push: IncomingPush, error: PsError) -> None:
+        push.error = error
+        self._counters.refused[self._model.name, error.code.name] += 1
 
     def _is_prompt(self, push: IncomingPush) -> bool:
-        """Whether the answer to ``push`` can be sent now, and is sent at once."""
-        return (
-            self._is_small
-            and not self._unanswered
-            and push.decision is not None
-            and self._model.is_settled
-            and self._blocker(push.info.position, push.ahead) is None
-        )
+        """Whether the answer to ``push``, with no other before it, waits for nothing."""
+        model = self._model
+        if push.decision is None or model.gate.engaged or not model.newest.ready.done():
+            return False
+        tracker, position = self._model.tracker, push.info.position
+        return tracker.may_pull(tracker.pull_position(position, push.ahead) if push.ahead else position)
 
     async def _read_push(self, header: PushHeader) -> IncomingPush:
         """The push of ``header``, received whole. Raises InvalidRequest, ConnectionError."""
         begin_ns = time.monotonic_ns() if header.traceparent else 0
+        if self._begun is not None:
+            push, self._begun = self._begun, None
+            self._traffic.received += len(header.payload)
+            return self._came(push, header.traceparent, begin_ns)
         push = self._begin(header)
         rows = [push.rows.buffer] if push.rows and not header.rows_in_room else []
         if header.skipped:
@@ -227,9 +295,13 @@ class StepStream:
             push.region = region
         if self._staging is not None:
             self._discard()
+        return self._came(push, header.traceparent, begin_ns)
+
+    def _came(self, push: IncomingPush, traceparent: str, begin_ns: int) -> IncomingPush:
+        """``push`` has come whole; its header came at ``begin_ns``."""
         self._counters.pushes += 1
-        if self._tracing is not None and header.traceparent:
-            push.trace = self._tracing.begin(header.traceparent, begin_ns)
+        if self._tracing is not None and traceparent:
+            push.trace = self._tracing.begin(traceparent, begin_ns)
         return push
 
     async def _stage(self, stage: StageRequest) -> None:
@@ -268,8 +340,8 @@ class StepStream:
         """Check one header. Raises InvalidRequest."""
         if header.sequence == 0:
             raise InvalidRequest("a push needs a sequence", expected="1 or more", actual="0")
-        absent, slices = frozenset(header.absent), self._model.layout.parameter_slices
-        if absent and max(absent) >= slices:
+        absent = frozenset(header.absent)
+        if absent and max(absent) >= (slices := self._model.layout.parameter_slices):
             raise InvalidRequest(
                 "an absent slice does not exist",
                 shard=str(self._model.layout.shard),
@@ -278,20 +350,14 @@ class StepStream:
             )
         if header.weight:
             require_weight(header.weight, self._worker.rank)
-        spec = self._model.layout.shard_map.spec
-        if spec.clip_grad_norm and not header.skipped:
-            require_norm(header.squared_norm, spec, self._worker.rank)
+        if self._clips and not header.skipped:
+            require_norm(header.squared_norm, self._model.layout.shard_map.spec, self._worker.rank)
         if header.options:
-            self._options = merge_options(spec, header.options)
+            self._options = merge_options(self._model.layout.shard_map.spec, header.options)
         if header.table_options:
-            self._row_options = merge_row_options(spec, header.table_options)
-        info = PushInfo(
-            worker=self._worker,
-            sequence=header.sequence,
-            position=Position(header.phase, header.clock),
-            pulled_version=header.pulled_version,
-            skipped=header.skipped,
-        )
+            self._row_options = merge_row_options(self._model.layout.shard_map.spec, header.table_options)
+        position = Position(header.phase, header.clock)
+        info = PushInfo(self._worker, header.sequence, position, header.pulled_version, header.skipped)
         return IncomingPush(
             info,
             None,
@@ -356,6 +422,8 @@ class StepStream:
                 self._model.supplied.add(self._worker)
             elif isinstance(asked, RequestedLookup):
                 await self._answer_lookup(asked)
+            elif isinstance(asked, Unsent):
+                await self._transport.send_rest()
             else:
                 await self._answer_push(asked)
             self._unanswered -= 1
@@ -373,6 +441,33 @@ class StepStream:
         if push.trace is not None:
             push.trace.has_turn()
         waited_seconds, reason = await self._wait_for_mode(push.info.position, push.ahead) if waits else (0.0, "")
+        result = self._answer(push, waited_seconds, reason)
+        await self._reply(result, push.info, push.trace)
+        if push.trace is not None:
+            push.trace.end(result.outcome.name)
+
+    def _answer_at_once(self, push: IncomingPush) -> bool:
+        """Answer ``push``, which is decided, and made, from the live region; whether all of it is sent.
+
+        Nothing changes the region meanwhile: its bytes are sent, or copied, before this returns.
+        """
+        began, model = time.perf_counter(), self._model
+        number, published = model.last_changes.number, model.newest
+        if push.trace is not None:
+            push.trace.has_turn()
+        answer = self._answer(push, 0.0, "")
+        self._complete(answer, published, push.info, push.trace)
+        ranges = model.layout.ranges_without(answer.absent, answer.with_buffers)
+        is_sent = self._transport.send_at_once(answer, published.region.pieces(ranges))
+        self._traffic.sent += answer.payload_bytes
+        self._kept.sent(number, raw=False)
+        model.times.reply.observe(time.perf_counter() - began)
+        if push.trace is not None:
+            push.trace.end(answer.outcome.name)
+        return is_sent
+
+    def _answer(self, push: IncomingPush, waited_seconds: float, reason: str) -> StepAnswer:
+        """What to answer to ``push``, for which the mode has made it wait so long and for this ``reason``."""
         result = answer_to(push, self._model)
         result.waited_seconds = waited_seconds
         if self._model.differences.known:
@@ -382,9 +477,22 @@ class StepStream:
         if push.trace is not None:
             push.trace.may_go(reason)
             result.waited_for = reason
-        await self._reply(result, push.info, push.trace)
-        if push.trace is not None:
-            push.trace.end(result.outcome.name)
+        return result
+
+    def _complete(
+        self, answer: StepAnswer, published: Published, info: PushInfo | None, trace: ServedPush | None
+    ) -> None:
+        """Add what follows from the version that ``answer`` brings."""
+        if answer.sequence and self._model.failpoints.armed:
+            self._model.failpoints.hit("after_apply_before_reply")
+        answer.version = published.version
+        if trace is not None:
+            trace.sends()
+        if info is not None and (error := self._model.skipped(info)) is not None:
+            answer.outcome, answer.error = Outcome.SKIPPED, error
+            self._counters.dropped += 1
+        if answer.sequence and not (self._codec is not None and self._codec.needs_raw):
+            answer.absent = self._kept.unchanged()
 
     async def _answer_lookup(self, asked: RequestedLookup) -> None:
         """Send the rows, or why there are none. Raises what stopped the model, ConnectionError."""
@@ -434,17 +542,8 @@ class StepStream:
         try:
             published = await self._model.take_published(quick=self._quick, trace=trace)
             try:
-                if answer.sequence and self._model.failpoints.armed:
-                    self._model.failpoints.hit("after_apply_before_reply")
-                answer.version = published.version
-                if trace is not None:
-                    trace.sends()
-                if info is not None and (error := self._model.skipped(info)) is not None:
-                    answer.outcome, answer.error = Outcome.SKIPPED, error
-                    self._counters.dropped += 1
                 raw = self._codec is not None and self._codec.needs_raw
-                if answer.sequence and not raw:
-                    answer.absent = self._kept.unchanged()
+                self._complete(answer, published, info, trace)
                 await send_published(self._transport, answer, published, self._model, self._counters, self._codec)
             finally:
                 published.give_back(quick=self._quick)
@@ -492,6 +591,9 @@ def answer_to(push: IncomingPush, model: ShardModel) -> StepAnswer:
 def scatter(payload: bytes | memoryview, pieces: Sequence[memoryview]) -> None:
     """Write an inline payload to its places. Raises InvalidRequest when it is too short or too long."""
     expected = sum(map(len, pieces))
+    if len(pieces) == 1 and len(payload) == expected:
+        pieces[0][:] = payload
+        return
     if len(payload) != expected:
         raise InvalidRequest(
             "an inline payload has the wrong size", expected=f"{expected} bytes", actual=f"{len(payload)} bytes"

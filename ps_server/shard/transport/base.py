@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply
@@ -11,6 +11,9 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
 from ps_server.state.region import Region
+
+AtOnce = Callable[[StepRequest], bool]
+"""Deals with a message where it has been read; False, with nothing done, where something has to be waited for."""
 
 
 class ServerTransport(Protocol):
@@ -21,8 +24,12 @@ class ServerTransport(Protocol):
 
     kind: Transport
 
-    async def receive(self) -> StepRequest | None:
-        """The next message that is no chunk; None once the worker has sent its last."""
+    async def receive(self, at_once: AtOnce | None = None) -> StepRequest | None:
+        """The next message that is no chunk; None once the worker has sent its last.
+
+        ``at_once`` is given messages that came whole, and those that it deals with are not returned. Only a transport
+        that has ``send_at_once`` calls it. What it raises is raised here.
+        """
         ...
 
     async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
@@ -35,6 +42,17 @@ class ServerTransport(Protocol):
 
     async def send(self, reply: StepReply) -> None:
         """Send one message without a payload."""
+        ...
+
+    def send_at_once(self, answer: StepAnswer, payload: Sequence[memoryview]) -> bool:
+        """Send ``answer`` with a small payload in it, while nothing else is being sent; whether all of it is sent.
+
+        If not, the rest is copied, and ``send_rest`` is to be called before anything else is sent.
+        """
+        ...
+
+    async def send_rest(self) -> None:
+        """Send what ``send_at_once`` has left."""
         ...
 
     async def send_parameters(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> None:

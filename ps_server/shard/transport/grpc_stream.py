@@ -20,7 +20,7 @@ from ps_protocol.wire.convert.step import reply_to_bytes, reply_to_pieces, reque
 from ps_protocol.wire.frames import CHUNK_BYTES
 from ps_server.limits import FIRST_MESSAGE, LimitCounts
 from ps_server.shard.execution.tasks import seen
-from ps_server.shard.transport.base import no_segments
+from ps_server.shard.transport.base import AtOnce, no_segments
 from ps_server.state.region import Region
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -102,8 +102,8 @@ class GrpcServerTransport:
         first, self._first = self._first, None
         return await (first if first is not None else read(self._context))
 
-    async def receive(self) -> StepRequest | None:
-        """The next message that is no chunk."""
+    async def receive(self, at_once: AtOnce | None = None) -> StepRequest | None:
+        """The next message that is no chunk; none is dealt with at once."""
         data = await self._read()
         if data is None:
             return None
@@ -141,6 +141,13 @@ class GrpcServerTransport:
     async def send(self, reply: StepReply) -> None:
         """One message."""
         await self._write(reply_to_bytes(reply))
+
+    def send_at_once(self, answer: StepAnswer, payload: Sequence[memoryview]) -> bool:
+        """What is sent here has to be waited for."""
+        raise NotImplementedError
+
+    async def send_rest(self) -> None:
+        """Nothing is left."""
 
     async def send_parameters(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> None:
         """As any payload."""

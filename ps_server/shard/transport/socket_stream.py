@@ -26,7 +26,7 @@ from ps_protocol.wire.socket_messages import (
 )
 from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_server.shard.execution.tasks import in_thread
-from ps_server.shard.transport.base import no_segments
+from ps_server.shard.transport.base import AtOnce, no_segments
 from ps_server.state.region import Region
 
 INLINE_TRANSFER_BYTES = 1 << 20
@@ -49,6 +49,11 @@ class SocketServerTransport:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(2, "transport")
         self._readable: asyncio.Future[None] | None = None
+        #: Of the task that waits for the next message; and the message that it is woken for.
+        self._at_once: AtOnce | None = None
+        self._left: StepRequest | None = None
+        #: Of an answer that the socket did not take whole.
+        self._unsent: list[memoryview | bytes] = []
         self._watched = False
         self._closed = False
         #: Of a message that comes in: little until the token has been shown.
@@ -100,16 +105,26 @@ class SocketServerTransport:
 
     # -- reading
 
-    async def receive(self) -> StepRequest | None:
+    async def receive(self, at_once: AtOnce | None = None) -> StepRequest | None:
         """The next message; None when the worker closed the connection between two."""
         while True:
             try:
-                message = self._carrier.message_now(self._most_bytes)
-                break
+                data = self._carrier.message_now(self._most_bytes)
             except BlockingIOError:
-                await self._until_readable(idle=True)
-        if message is not None:
-            return request_from_bytes(message)
+                self._at_once = at_once
+                try:
+                    await self._until_readable(idle=True)
+                finally:
+                    self._at_once = self._readable = None  # an error in it refers to what was being dealt with
+                if (left := self._left) is not None:
+                    self._left = None
+                    return left
+                continue
+            if data is None:
+                break
+            message = request_from_bytes(data)
+            if at_once is None or not at_once(message):
+                return message
         head = bytearray(LENGTH.size)
         if not await self._fill(memoryview(head), may_end=True):
             return None
@@ -183,11 +198,24 @@ class SocketServerTransport:
             raise ConnectionAbortedError("the worker stalled in the middle of a message") from error
 
     def _on_readable(self) -> None:
-        if self._readable is not None and not self._readable.done():
-            self._readable.set_result(None)
-        else:
+        """Wakes the reading task where it has something to do: a message that is dealt with at once is not given it."""
+        readable = self._readable
+        if readable is None or readable.done():
             # Bytes that are not awaited yet: watched again when they are.
             self._unwatch()
+            return
+        if (at_once := self._at_once) is not None:
+            try:
+                while (data := self._carrier.message_now(self._most_bytes)) is not None:
+                    if not at_once(message := request_from_bytes(data)):
+                        self._left = message
+                        break
+            except BlockingIOError:
+                return
+            except Exception as error:  # noqa: BLE001 -- it belongs to the task that waits
+                readable.set_exception(error)
+                return
+        readable.set_result(None)
 
     def _unwatch(self) -> None:
         if self._watched:
@@ -199,6 +227,18 @@ class SocketServerTransport:
     async def send(self, reply: StepReply) -> None:
         """One message."""
         await self._send(reply)
+
+    def send_at_once(self, answer: StepAnswer, payload: Sequence[memoryview]) -> bool:
+        """In one write; a copy of the rest is kept."""
+        answer.payload_bytes = sum(map(len, payload))
+        rest = self._carrier.send_now(framed_pieces(reply_to_pieces(answer, payload)))
+        self._unsent = [bytes(piece) for piece in rest] if rest else rest
+        return not rest
+
+    async def send_rest(self) -> None:
+        """In a thread, for the worker does not read."""
+        rest, self._unsent = self._unsent, []
+        await self._in_thread(lambda: self._carrier.send_all(rest))
 
     async def send_parameters(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> None:
         """As any payload; but what is large and can be shared is lent until the worker has read it."""

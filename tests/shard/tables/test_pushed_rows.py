@@ -50,11 +50,11 @@ def test_gradients_that_are_written_down_lie_where_no_worker_can_change_them(len
     region.data.fill_(1)
     info = PushInfo(WorkerKey(0, 1), 1, Position(0, 1), 0)
     push = IncomingPush(info, region, frozenset(), [{}], lent=lent)
-    with combined([push], 1.0, 1, pool, [], keep=keep) as step:
-        assert (step.gradients is region) == (not (lent and keep))
-        assert torch.equal(step.gradients.data, region.data)
-        assert pool.in_use == int(lent and keep)
-    assert pool.in_use == 0
+    step, taken = combined([push], 1.0, 1, pool, [], keep=keep)
+    assert (step.gradients is region) == (not (lent and keep))
+    assert torch.equal(step.gradients.data, region.data)
+    assert taken is (step.gradients if lent and keep else None)
+    assert pool.in_use == int(lent and keep)
 
 
 @pytest.mark.parametrize(

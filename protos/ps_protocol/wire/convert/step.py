@@ -97,9 +97,10 @@ def reply_from_bytes(data: bytes) -> answers.StepReply | str:
 
 def _in_pieces(tag: bytes, body: Message, payload: Sequence[memoryview]) -> list[bytes | memoryview]:
     """The message with ``body`` in its field ``tag``, and ``payload`` in ``body``: its fields may have any order."""
-    data, size = body.SerializeToString(), sum(map(len, payload))
-    if size:
-        data += _PAYLOAD_TAGS[type(body)] + varint(size)
+    data = body.SerializeToString()
+    if not payload or not (size := sum(map(len, payload))):
+        return [tag + varint(len(data)) + data, *payload]
+    data += _PAYLOAD_TAGS[type(body)] + varint(size)
     return [tag + varint(len(data) + size) + data, *payload]
 
 

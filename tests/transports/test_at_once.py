@@ -1,0 +1,172 @@
+"""A small push that waits for nothing is decided, applied and answered where its bytes are read: no task takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ps_protocol.cluster.answers import Outcome
+from ps_protocol.cluster.requests import PushHeader
+from ps_protocol.errors import InternalError, InvalidRequest, NonFiniteGradient
+from ps_protocol.model.spec import Consistency, Mode, NonFinite
+from ps_protocol.wire.carrier import PlainCarrier
+from ps_server.log.entries import MemoryLog
+from ps_server.shard.step.stream import StepStream
+from ps_server.state.replica import Replica, Step
+from tests.support.shards import wait_until
+from tests.transports.support import assert_same, begin, line, running_shard, trained, whole_numbers
+
+SHAPES = ((40, 50), (3,))
+
+pytestmark = pytest.mark.usefixtures("loop", "quiet")
+
+
+@pytest.fixture(params=["bulk", "shm"])
+def side(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def by_tasks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The messages that a task has taken."""
+    taken, take = [], StepStream._take
+
+    async def noting(stream: StepStream, message: Any) -> Any:
+        taken.append(message)
+        return await take(stream, message)
+
+    monkeypatch.setattr(StepStream, "_take", noting)
+    return taken
+
+
+@pytest.mark.parametrize("finite", [True, False], ids=["its worker has looked for NaN", "the shard looks"])
+def test_a_small_push_takes_no_task_and_answers_with_what_it_made(side, by_tasks, finite):
+    with running_shard() as shard:
+        model, initial = begin(shard, *SHAPES)
+        steps = [whole_numbers(model, seed) for seed in range(1, 5)]
+        with line(shard, model, side) as worker:
+            for number, step in enumerate(steps, 1):
+                answer = worker.exchange(step, finite=finite)
+                assert (answer.outcome, answer.version, answer.clock) == (Outcome.APPLIED, number, number)
+                assert_same(worker.values, trained(initial, *steps[:number]))
+        assert by_tasks == []
+        assert model.pool.in_use == 0
+
+
+def test_pushes_that_are_sent_before_the_answers_are_read_are_answered_in_order(side):
+    with running_shard() as shard:
+        model, initial = begin(shard, *SHAPES)
+        with line(shard, model, "bulk") as worker:
+            steps = [whole_numbers(model, seed) for seed in range(1, 13)]
+            for step in steps:
+                worker.push(step, finite=True)
+            assert [worker.receive().clock for _ in steps] == list(range(1, 13))
+            assert_same(worker.values, trained(initial, *steps))
+
+
+def test_a_push_that_is_refused_is_answered_and_the_stream_goes_on(side, by_tasks):
+    with running_shard() as shard:
+        model, initial = begin(shard, *SHAPES)
+        step = whole_numbers(model, 1)
+        with line(shard, model, side) as worker:
+            worker.exchange(step, finite=True)
+            answer = worker.exchange(step, finite=True, sequence=9, clock=1)
+            assert answer.outcome is Outcome.REFUSED
+            assert isinstance(answer.error, InvalidRequest)
+            worker.sequence = 9
+            worker.exchange(step, finite=True)
+            assert_same(worker.values, trained(initial, step, step))
+        assert by_tasks == []
+        assert shard.counters.refused.total() == 1
+
+
+@pytest.mark.parametrize("policy", [NonFinite.REFUSE, NonFinite.SKIP])
+def test_a_push_with_nan_is_refused_or_skipped_as_the_policy_says(side, policy):
+    with running_shard() as shard:
+        model, initial = begin(shard, *SHAPES, nonfinite=policy)
+        step = whole_numbers(model, 1)
+        wrong = [torch.full_like(gradient, torch.nan) for gradient in step]
+        with line(shard, model, side) as worker:
+            answer = worker.exchange(wrong)
+            assert answer.outcome is (Outcome.REFUSED if policy is NonFinite.REFUSE else Outcome.SKIPPED)
+            assert isinstance(answer.error, NonFiniteGradient) == (policy is NonFinite.REFUSE)
+            worker.exchange(step)
+            assert_same(worker.values, trained(initial, step))
+        assert model.pool.in_use == 0
+
+
+@pytest.mark.parametrize("header", [{"absent": [7]}, {"weight": -1.0}, {"segment": 5}], ids=str)
+def test_a_header_that_breaks_the_protocol_ends_the_stream_and_keeps_nothing(side, header):
+    with running_shard() as shard:
+        model, _ = begin(shard, *SHAPES)
+        with line(shard, model, side) as worker:
+            if "segment" in header and side == "bulk":
+                worker.carrier._send(PushHeader(sequence=1, clock=1, finite=True, **header))
+            else:
+                worker.push(whole_numbers(model, 1), finite=True, **header)
+            with pytest.raises(InvalidRequest):
+                worker.receive()
+        wait_until(lambda: (model.pool.in_use, model.pool.spare) == (0, 0))
+        assert model.tracker.version == 0
+
+
+def test_an_update_that_fails_stops_the_model_and_its_worker_is_told(side, monkeypatch, caplog):
+    def fails(replica: Replica, step: Step) -> None:
+        raise RuntimeError("unexpected")
+
+    with running_shard() as shard:
+        model, _ = begin(shard, *SHAPES)
+        monkeypatch.setattr(Replica, "apply", fails)
+        with line(shard, model, side) as worker, pytest.raises(InternalError, match="stopped model 'model'"):
+            worker.exchange(whole_numbers(model, 1), finite=True)
+    caplog.clear()  # it is logged as an error
+
+
+def test_in_sync_a_push_waits_for_the_others_and_is_answered_by_the_writing_task(side, by_tasks):
+    with running_shard(live={0: 1, 1: 1}, consistency=Consistency(Mode.SYNC)) as shard:
+        model, initial = begin(shard, *SHAPES)
+        one, two = whole_numbers(model, 1), whole_numbers(model, 2)
+        with line(shard, model, side) as first, line(shard, model, side, rank=1) as second:
+            first.push(one, finite=True)
+            wait_until(lambda: model.parked_pulls == 1)
+            second.push(two, finite=True)
+            assert first.receive().version == second.receive().version == 1
+            mean = [(a + b) / 2 for a, b in zip(one, two, strict=True)]
+            assert_same(first.values, trained(initial, mean))
+            assert_same(second.values, trained(initial, mean))
+        assert by_tasks == []
+
+
+def test_a_push_for_which_the_log_has_no_room_yet_goes_the_general_way(side, by_tasks):
+    class Waits(MemoryLog):
+        def reserve_now(self, nbytes: int) -> bool:
+            return False
+
+    with running_shard(log=Waits()) as shard:
+        model, initial = begin(shard, *SHAPES)
+        step = whole_numbers(model, 1)
+        with line(shard, model, side) as worker:
+            worker.exchange(step, finite=True)
+            assert_same(worker.values, trained(initial, step))
+        assert len(by_tasks) == 1
+
+
+def test_an_answer_that_the_socket_does_not_take_whole_is_sent_by_the_writing_task(side, monkeypatch):
+    send_now = PlainCarrier.send_now
+
+    def takes_little(carrier: PlainCarrier, pieces: Any) -> Any:
+        whole = memoryview(b"".join(pieces))
+        return [*send_now(carrier, [whole[:99]]), whole[99:]]
+
+    with running_shard() as shard:
+        model, initial = begin(shard, *SHAPES)
+        steps = [whole_numbers(model, seed) for seed in range(1, 4)]
+        with line(shard, model, side) as worker:
+            own = worker.carrier._carrier
+            monkeypatch.setattr(own, "send_now", lambda pieces: send_now(own, pieces))
+            monkeypatch.setattr(PlainCarrier, "send_now", takes_little)
+            for step in steps:
+                worker.exchange(step, finite=True)
+            assert_same(worker.values, trained(initial, *steps))
