@@ -39,6 +39,18 @@ def in_structure(first: ModelSpec, later: ModelSpec) -> Iterator[str]:
         yield f"parameter groups: {len(later.group_options)} instead of {len(first.group_options)}"
 
 
+def in_policies(first: ModelSpec, later: ModelSpec) -> Iterator[str]:
+    """What shards do otherwise with pushes of ``later`` than with those of ``first``."""
+    for attribute, name in (("nonfinite", "non-finite policy"), ("buffers", "buffer policy")):
+        ours, theirs = getattr(first, attribute).value, getattr(later, attribute).value
+        if ours != theirs:
+            yield f"{name}: {theirs} instead of {ours}"
+    if first.clip_grad_norm != later.clip_grad_norm:
+        yield f"clip_grad_norm: {later.clip_grad_norm or None} instead of {first.clip_grad_norm or None}"
+    if first.stale != later.stale:
+        yield f"stale: {later.stale or 'as the mode'} instead of {first.stale or 'as the mode'}"
+
+
 def _by_name(
     kind: str, first: Iterable[N], later: Iterable[N], differences: Callable[[N, N], Iterable[str]]
 ) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ps_protocol.errors import InvalidRequest, ModelMismatch, ModelMoved
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
-from ps_server.model_differences import in_structure, raise_differences
+from ps_server.model_differences import in_policies, in_structure, raise_differences
 
 
 class Reconciliation(enum.Enum):
@@ -35,6 +35,12 @@ def reconcile(shard: int, held: ShardMap, pending: ShardMap | None, placed: Shar
         "run the script that trained it, give the model another name, or use an empty --data-dir",
     )
     if _same(held, placed):
+        # Updates in the log are as the directory's model has them.
+        raise_differences(
+            f"the data directory of shard {shard} holds model '{name}' with other arguments",
+            in_policies(held.spec, placed.spec),
+            "run the script with the arguments that it began with, or restore a checkpoint into empty data directories",
+        )
         return Reconciliation.KEEP
     if pending is not None and _same(pending, placed):
         return Reconciliation.RESHARD

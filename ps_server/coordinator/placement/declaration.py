@@ -13,7 +13,7 @@ from ps_protocol.model.tables import RowLife, TableSpec, validate
 from ps_server.coordinator.placement.job_limits import check_limits, check_shapes
 from ps_server.coordinator.placement.variables import PartitionRule, first_map, most_slices
 from ps_server.limits import JobLimits
-from ps_server.model_differences import in_structure, raise_differences
+from ps_server.model_differences import in_policies, in_structure, raise_differences
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def check_same(first: ModelSpec, later: ModelSpec, who: str) -> None:
             *_in_order("tables", first.tables, later.tables),
             *_in_group_options(first, later),
             *_in_tables(first, later),
-            *_in_policies(first, later),
+            *in_policies(first, later),
         ],
         "run the same script with the same arguments on every worker, or give the models different names",
     )
@@ -117,17 +117,6 @@ def _in_order(what: str, first: Sequence[Variable | TableSpec], later: Sequence[
     before, after = ({each.name: None for each in named} for named in (first, later))
     if [name for name in before if name in after] != [name for name in after if name in before]:
         yield f"the {what} are in another order"
-
-
-def _in_policies(first: ModelSpec, later: ModelSpec) -> Iterator[str]:
-    for attribute, name in (("nonfinite", "non-finite policy"), ("buffers", "buffer policy")):
-        ours, theirs = getattr(first, attribute).value, getattr(later, attribute).value
-        if ours != theirs:
-            yield f"{name}: {theirs} instead of {ours}"
-    if first.clip_grad_norm != later.clip_grad_norm:
-        yield f"clip_grad_norm: {later.clip_grad_norm or None} instead of {first.clip_grad_norm or None}"
-    if first.stale != later.stale:
-        yield f"stale: {later.stale or 'as the mode'} instead of {first.stale or 'as the mode'}"
 
 
 def _in_group_options(first: ModelSpec, later: ModelSpec) -> Iterator[str]:

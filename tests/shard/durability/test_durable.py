@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from ps_protocol.errors import ModelMismatch, StorageFull
 from ps_protocol.model.registered_optimizers import name_of
-from ps_protocol.model.spec import Consistency, Mode
+from ps_protocol.model.spec import Consistency, Mode, NonFinite, StalePolicy, StaleRule
 from ps_protocol.v1 import shard_pb2
 from ps_server.cli.options.storage import Durability
 from tests.shard.disks import NEVER, OFTEN, durable, held, shard_on
@@ -224,6 +225,19 @@ def test_a_model_is_placed_when_there_is_room_for_its_record_and_not_before(tmp_
         model, _ = start(shard)
         with killed(shard) as again:
             assert torch.equal(held(again, again.place(model.layout.shard_map)), held(shard, model))
+
+
+def test_a_model_with_other_policies_is_refused_and_nothing_is_changed(tmp_path):
+    """A coordinator without a journal places it anew; the shard would go on with those that it knows."""
+    with shard_on(tmp_path / "a") as shard:
+        start(shard)
+    other = replace(simple_spec(), nonfinite=NonFinite.SKIP, clip_grad_norm=1.0, stale=StaleRule(StalePolicy.REJECT, 3))
+    with shard_on(tmp_path / "a") as shard:
+        with pytest.raises(ModelMismatch, match="holds model 'model' with other arguments, 3 differences") as caught:
+            shard.place(whole_map(other))
+        assert "stale: reject above 3 instead of as the mode" in str(caught.value)
+    with shard_on(tmp_path / "a") as shard:
+        assert shard.place(whole_map(simple_spec())).initialised
 
 
 def test_another_model_under_the_same_name_is_refused_and_nothing_is_changed(tmp_path):
