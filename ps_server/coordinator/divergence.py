@@ -193,7 +193,7 @@ class DivergenceWatch:
         if member.role is Role.WORKER and stats.steps > steps:
             losses = sorted(name for name in stats.metrics if _LOSS.search(name.lower()))
             found += [self._number(member, name, LOSS, stats.metrics[name], now) for name in losses[:LOSS_NAMES]]
-        if stats.nonfinite > refused:
+        if member.role is Role.WORKER and stats.nonfinite > refused:
             self._refused_at[*place, REFUSED] = now
             found.append(self._grow((*place, REFUSED), member, math.nan, 0.0, self._ordinary_at(before, now)))
         return [each for each in found if each is not None]
@@ -208,14 +208,16 @@ class DivergenceWatch:
         shown = sorted(self._grown.items(), key=lambda item: (item[0][0] is not Role.SHARD, item[1].since_seconds))
         return tuple(replace(grown, staleness=staleness, staleness_p99=p99) for _, grown in shown[:MOST])
 
-    def take_unprotected(self) -> list[Protection]:
-        """The growths that have begun since the last call, one for each role at most."""
-        found = list(self._unprotected.values())
-        self._unprotected.clear()
-        return found
+    @property
+    def unprotected(self) -> list[Protection]:
+        """The growths for which ``protected`` has not been called, one for each role at most."""
+        return list(self._unprotected.values())
 
-    def protected(self, role: Role, folder: str, step: int) -> None:
-        """A checkpoint is kept for what members of ``role`` reported."""
+    def protected(self, asked: Protection, folder: str = "", step: int = 0) -> None:
+        """Note the checkpoint that is kept for what was asked; empty: there is none to keep."""
+        role = asked.role
+        if self._unprotected.get(role) == asked:
+            del self._unprotected[role]
         for key, grown in self._grown.items():
             if key[0] is role and not grown.checkpoint:
                 self._grown[key] = replace(grown, checkpoint=folder, step=step)

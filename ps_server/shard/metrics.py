@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ps_protocol.cluster.view import MemberStats, TableCounts, UpdateCounts
-from ps_protocol.errors import ErrorCode
 from ps_protocol.metrics.common import COMMON, read_common
 from ps_protocol.metrics.definition import Catalogue, HistogramValue, Sample
 from ps_server.consistency import FAILED, Verdict
@@ -22,8 +21,6 @@ from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel
 
 SHARD = Catalogue("shard", "shard", COMMON, SERVER)
-
-_NON_FINITE = ErrorCode.NON_FINITE.name
 
 _STALENESS = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 62.0)
 
@@ -237,7 +234,6 @@ def shard_stats(counters: Counters, registry: Registry) -> MemberStats:
         held_bytes=sum(model.layout.region_bytes for model in models),
         tables=tuple(counts for model in models for counts in _table_counts(model)),
         updates=tuple(counts for model in models if (counts := _update_counts(model)) is not None),
-        nonfinite=sum(count for (_, reason), count in list(counters.refused.items()) if reason == _NON_FINITE),
     )
 
 

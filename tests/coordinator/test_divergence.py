@@ -183,7 +183,7 @@ def test_sync_watches_nothing():
     job.grow()
     job.refusals(3)
     assert job.found == ()
-    assert job.watch.take_unprotected() == []
+    assert job.watch.unprotected == []
 
 
 def test_another_mode_begins_another_history():
@@ -191,7 +191,7 @@ def test_another_mode_begins_another_history():
     job.grow()
     job.watch.restart(Mode.SSP)
     assert job.found == ()
-    assert job.watch.take_unprotected() == []
+    assert job.watch.unprotected == []
     for norm in [1e3] * 20:
         job.shard(norm)
     assert job.found == ()
@@ -301,11 +301,32 @@ def test_the_checkpoint_from_before_is_asked_for_once_for_each_role():
     job.grow()
     job.refusals(1)
     job.refusals(2)
-    asked = job.watch.take_unprotected()
-    assert [each.role for each in asked] == [Role.SHARD, Role.WORKER]
-    assert job.watch.take_unprotected() == []
-    job.watch.protected(Role.SHARD, "/saves/checkpoint-00000003", 120)
+    of_shard, of_worker = job.watch.unprotected
+    assert [of_shard.role, of_worker.role] == [Role.SHARD, Role.WORKER]
+    job.watch.protected(of_worker)
+    assert job.watch.unprotected == [of_shard]
+    job.watch.protected(of_shard, "/saves/checkpoint-00000003", 120)
+    assert job.watch.unprotected == []
     assert [(grown.checkpoint, grown.step) for grown in job.found] == [("/saves/checkpoint-00000003", 120), ("", 0)]
+
+
+def test_a_growth_that_comes_while_a_checkpoint_is_chosen_is_asked_for_again():
+    job = Watched()
+    for rank in range(2):
+        job.watch.joined(worker(rank), job.now)
+    job.loss(1.0, worker(0))
+    job.refusals(1, worker(0))
+    (first,) = job.watch.unprotected
+    job.refusals(1, worker(1))
+    job.watch.protected(first, "/saves/checkpoint-00000002", 2)
+    (second,) = job.watch.unprotected
+    assert second.since_seconds < first.since_seconds
+
+
+def test_a_step_that_a_shard_refused_is_no_growth():
+    job = Watched()
+    job.watch.take(SHARD, MemberStats(nonfinite=0), {}, job.now)
+    assert job.watch.take(SHARD, MemberStats(nonfinite=5), {}, job.now + 1) == []
 
 
 def test_a_worker_with_absurd_losses_hides_no_growth_of_a_shard():
@@ -315,11 +336,13 @@ def test_a_worker_with_absurd_losses_hides_no_growth_of_a_shard():
             job.loss(1.0 + 0.1 * (at % 2), worker(rank), **{f"loss{number}": float(number) for number in range(100)})
         for at in range(2):
             job.loss(1e30 * (1 + at), worker(rank), **{f"loss{number}": 1e30 for number in range(100)})
-    assert job.watch.take_unprotected()[0].role is Role.WORKER
+    (asked,) = job.watch.unprotected
+    assert asked.role is Role.WORKER
+    job.watch.protected(asked, "/saves/checkpoint-00000001", 1)
     job.grow()
     assert len(job.found) <= MOST
     assert job.found[0].member == SHARD
-    assert [each.role for each in job.watch.take_unprotected()] == [Role.SHARD]
+    assert [each.role for each in job.watch.unprotected] == [Role.SHARD]
 
 
 def test_a_worker_that_changes_the_names_of_its_losses_takes_bounded_memory():

@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ps_protocol.cluster.job_state import diverging
 from ps_protocol.cluster.view import Divergence, Role
-from ps_protocol.errors import InvalidRequest, NonFiniteGradient
+from ps_protocol.errors import InvalidRequest, NonFiniteGradient, StorageFull
 from ps_protocol.model.spec import Consistency, Mode
+from ps_server.checkpoint import directory
 from ps_server.checkpoint.directory import committed, listed
 from ps_server.checkpoint.files import MANIFEST_NAME
 from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.coordinator.jobs import checkpoints
 from ps_worker import Cluster
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job
@@ -36,11 +39,11 @@ def job_with(directory: Path, mode: Mode = Mode.ASYNC, keep: int = 2) -> Abstrac
 class Training:
     """One worker and a model of two numbers, whose gradients the test chooses."""
 
-    def __init__(self, job: Job, cluster: Cluster, nonfinite: str = "refuse") -> None:
+    def __init__(self, job: Job, cluster: Cluster, nonfinite: str = "refuse", **options: Any) -> None:
         self.job, self.cluster = job, cluster
         model = torch.nn.Linear(2, 1, bias=False)
         self.weight = model.weight
-        self.optimizer = cluster.optimizer(torch.optim.SGD, model, lr=1e-30, nonfinite=nonfinite)
+        self.optimizer = cluster.optimizer(torch.optim.SGD, model, lr=1e-30, nonfinite=nonfinite, **options)
         job.run_checkpoints()
 
     def step(self, gradient: float = 1.0, loss: float | None = None) -> None:
@@ -218,3 +221,41 @@ def test_a_step_that_no_checkpoint_has_is_one_error_with_the_nearest(tmp_path):
             job.client.restore_checkpoint(str(committed(tmp_path)[0]), 1)
     with running_job() as job, pytest.raises(InvalidRequest, match="no place for checkpoints"):
         job.client.restore_checkpoint(step=1)
+
+
+def test_a_checkpoint_that_cannot_be_kept_for_now_is_kept_later(tmp_path, caplog, monkeypatch):
+    refusals = iter([StorageFull("the disk is full")] * 2)
+
+    def protect(*arguments: Any) -> Path | None:
+        if (error := next(refusals, None)) is not None:
+            raise error
+        return directory.protect(*arguments)
+
+    monkeypatch.setattr(checkpoints, "protect", protect)
+    with job_with(tmp_path) as job, job.cluster() as cluster:
+        training = Training(job, cluster)
+        training.beats(1)
+        saved = training.checkpoint()
+        with pytest.raises(NonFiniteGradient):
+            training.step(math.nan)
+        wait_until(training.has_kept)
+        assert training.found[0].checkpoint == str(saved)
+    assert caplog.text.count("no checkpoint from before the growth is kept: the disk is full") == 1
+
+
+def test_without_a_checkpoint_the_job_says_that_there_is_none_to_keep(tmp_path, caplog):
+    with job_with(tmp_path) as job, job.cluster() as cluster:
+        training = Training(job, cluster)
+        with pytest.raises(NonFiniteGradient):
+            training.step(math.nan)
+        wait_until(lambda: "there is no checkpoint to keep from before gradients grew" in caplog.text)
+        assert [grown.checkpoint for grown in training.found] == [""]
+
+
+def test_clipped_gradients_are_judged_by_their_norm_before_they_are_clipped(tmp_path):
+    with job_with(tmp_path) as job, job.cluster() as cluster:
+        training = Training(job, cluster, clip_grad_norm=0.5)
+        training.beats(8)
+        assert training.found == ()
+        training.until(lambda: bool(training.found), 1e6)
+        assert training.found[0].usual == pytest.approx(math.sqrt(2), rel=0.01)

@@ -112,14 +112,17 @@ def _absent_shards(status: ClusterStatus) -> Iterator[tuple[str, str]]:
 
 
 def outline(status: ClusterStatus) -> Hashable:
-    """What changes seldom of a job: its state and mode, who is a member and in what state, its models, moves."""
+    """What changes seldom of a job: its state and mode, who is a member and in what state, its models, moves, and
+    whether it diverges.
+    """
     view, state = status.view, job_state(status)
     members = tuple(
         (str(entry.member), entry.member.incarnation, state_of(entry, entry.member.index in view.spare))
         for role in Role
         for entry in current_members(status, role)
     )
-    return state.name, state.why, mode_text(status), members, tuple(sorted(view.models)), bool(view.moving)
+    models, moving, diverges = tuple(sorted(view.models)), bool(view.moving), bool(status.divergences)
+    return state.name, state.why, mode_text(status), members, models, moving, diverges
 
 
 def ailments(status: ClusterStatus) -> list[str]:

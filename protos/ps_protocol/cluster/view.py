@@ -204,7 +204,7 @@ class MemberStats:
     certificate_ends: float = 0.0
     #: Shards in async and ssp: one entry for each model with updates since the heartbeat before.
     updates: tuple[UpdateCounts, ...] = ()
-    #: Steps refused because a gradient held NaN or infinity.
+    #: Workers: steps refused because a gradient held NaN or infinity.
     nonfinite: int = 0
 
 

@@ -20,6 +20,7 @@ from ps_server.checkpoint.directory import KeptMark, begin, committed, discard, 
 from ps_server.checkpoint.manifest import read_manifest
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator import times
+from ps_server.coordinator.divergence import Protection
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.quiesce import QuiesceLost, all_of, check_same_position, connected, quiesced
 
@@ -74,6 +75,8 @@ class Checkpoints:
         self.done = self.failed = 0
         self.times = Histogram()
         self._complete_at: float | None = None
+        #: The growths for which no checkpoint could be kept, so that each is logged once.
+        self._not_kept: set[Protection] = set()
 
     async def run(self) -> None:
         """Make checkpoints at the interval and when the job is finished, until ``stop``; then a last one.
@@ -87,7 +90,9 @@ class Checkpoints:
                 await asyncio.wait_for(self._stopping.wait(), times.LOOK_SECONDS)
             # If stopped during a regular attempt, make a last one afterwards.
             stopping = self._stopping.is_set()
-            await self._protect()
+            if self._driver.divergence.unprotected:
+                async with self.busy:
+                    await self._protect()
             view, interval = self._driver.view, self._config.seconds
             self._final = self._final and view.finished
             self._last_until = self._last_until if view.finished else None
@@ -99,25 +104,27 @@ class Checkpoints:
                 self._final = view.finished and not self._comes_back(error)
 
     async def _protect(self) -> None:
-        """Keep the newest checkpoint from before each growth that has begun. A failure is logged."""
-        directory = self._directory()
-        for growth in self._driver.divergence.take_unprotected():
+        """Keep the newest checkpoint from before each growth that has begun. A failure is logged, and tried again."""
+        directory, divergence = self._directory(), self._driver.divergence
+        for growth in divergence.unprotected:
             mark = KeptMark(f"{growth.text} grew far above its history", growth.role.value)
             try:
-                async with self.busy:
-                    kept = await asyncio.to_thread(protect, directory, growth.since_seconds, mark)
-                    step = (await asyncio.to_thread(read_manifest, kept)).step if kept is not None else 0
+                kept = await asyncio.to_thread(protect, directory, growth.since_seconds, mark)
+                step = (await asyncio.to_thread(read_manifest, kept)).step if kept is not None else 0
             except PsError as error:
-                logger.warning("checkpoint.failed", "no checkpoint from before the growth is kept: %s", error)
+                if growth not in self._not_kept:
+                    logger.warning("checkpoint.failed", "no checkpoint from before the growth is kept: %s", error)
+                self._not_kept.add(growth)
                 continue
+            divergence.protected(growth, str(kept or ""), step)
             if kept is None:
                 logger.warning("checkpoint", "there is no checkpoint to keep from before %s grew", growth.text)
                 continue
             logger.info("checkpoint", "checkpoint %s of step %d is kept: %s", kept, step, mark.why)
             self._driver.events.add(f"{kept.name} of step {step} is kept: {mark.why}")
-            self._driver.divergence.protected(growth.role, str(kept), step)
             if self._on_kept:
                 self._on_kept(str(kept), mark.why)
+        self._not_kept.intersection_update(divergence.unprotected)
 
     def _comes_back(self, error: PsError | None) -> bool:
         """Whether ``error``, of a job's last checkpoint, is about a shard that may return in time."""
@@ -171,6 +178,7 @@ class Checkpoints:
             self._complete_at, self.unsaved = began, None
             self.done += 1
             # The checkpoint is complete, even if removing older ones fails.
+            await self._protect()
             await asyncio.to_thread(prune, directory, self._config.keep, self._config.restored)
             there = await asyncio.to_thread(committed, directory)
             made = CheckpointMade(folder, size, time.monotonic() - began, step, tuple(there))

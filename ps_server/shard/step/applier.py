@@ -295,7 +295,7 @@ class Applier:
                     pushes, scale, live_workers, self.pool, replica.tables, keep=self.log.keeps
                 )
                 if not is_round:
-                    self.samples.sample(step, began)
+                    self.samples.sample(step, began, first.squared_norm)
                 self._make(replica, AppliedUpdate(self._name, version, infos, is_round, step), traces)
             finally:
                 if taken is not None:

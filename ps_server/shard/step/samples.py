@@ -27,13 +27,17 @@ class GradientSamples:
         #: Pushes by staleness, at the last ``take``; None before the first.
         self._counts: Sequence[int] | None = None
 
-    def sample(self, step: Step, now: float) -> None:
-        """Look at the gradients of ``step``, if it is time. ``now``: seconds of ``time.perf_counter``."""
+    def sample(self, step: Step, now: float, squared: float | None = None) -> None:
+        """Look at the gradients of ``step``, if it is time. ``now``: seconds of ``time.perf_counter``.
+
+        ``squared``: where gradients are clipped, the squared norm of the whole push before that.
+        """
         if now < self._due:
             return
         # Of this thread alone: a machine that is busy with others makes no sample dearer.
         began = time.thread_time()
-        squared = squared_norm(step.gradients, step.absent, step.tables)
+        if squared is None:
+            squared = squared_norm(step.gradients, step.absent, step.tables)
         self._due = now + max(LEAST_SECONDS, (time.thread_time() - began) / SHARE)
         if squared != 0.0:
             count, total = self._sums
