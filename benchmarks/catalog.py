@@ -9,11 +9,9 @@ from benchmarks.tables import growth, rates, saved, training
 
 SMALL = 10 * KB
 LARGE = 100 * MB
-#: Sizes of their own, so that each row belongs to one group.
-MANY_WORKERS_SIZE = 12 * MB
+#: A size of its own, so that each row belongs to one group.
 MANY_SHARDS_SIZE = 20 * MB
 THOUSAND_SIZES = (4 * MB, LARGE)
-WORKERS = (1, 2, 4, 8)
 SHARDS = (1, 2, 4)
 THOUSAND = 1000
 TABLE_ROWS = 10**6
@@ -41,12 +39,6 @@ def groups(quick: bool) -> list[Group]:
         Group(f"{size(GB)}, every way", huge, rounds=2, count=2, together=False),
         Group(f"{THOUSAND:,} tensors, {size(4 * MB)}", thousand, rounds=8, count=15, warm_up=2),
     ]
-    found += [_many_workers(transport) for transport in ours.transports()]
-    rpc = tuple(
-        torch_rpc.subject(torch_rpc.TCP, MANY_WORKERS_SIZE, workers=workers, operations=(torch_rpc.STEP,))
-        for workers in WORKERS
-    )
-    found.append(Group("workers, torch RPC", rpc, rounds=8, count=10, warm_up=2))
     found += [_many_shards(transport) for transport in ours.transports()]
     if overlap.exists():
         hidden = tuple(overlap.subject(transport, LARGE) for transport in ours.transports())
@@ -99,13 +91,6 @@ def _tensors(nbytes: int, tensors: int) -> tuple[Subject, ...]:
     key = Key("", "", nbytes, tensors)
     mine = [ours.subject(transport, key, ours.STEP) for transport in ours.transports()]
     return (*mine, torch_rpc.subject(torch_rpc.TCP, nbytes, tensors, operations=(torch_rpc.STEP,)))
-
-
-def _many_workers(transport: str) -> Group:
-    subjects = tuple(
-        ours.subject(transport, Key("", "", MANY_WORKERS_SIZE, workers=workers), ours.STEP) for workers in WORKERS
-    )
-    return Group(f"workers, {transport}", subjects, rounds=5, count=30, warm_up=3)
 
 
 def _many_shards(transport: str) -> Group:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +16,14 @@ from torch import nn
 
 import ps_worker
 from benchmarks.cluster import running_cluster
-from benchmarks.crew import Crew
+from benchmarks.crew import Crew, Crowd
 from benchmarks.processes import Child
 from benchmarks.rows import Key, Subject
 from benchmarks.timing import Loop
 
 STEP, PULL, COPYING, FRESH = "step", "pull", "step, gradients copied", "step, gradients fresh"
+BESIDE, SLOW, SLOW_SECONDS = "step beside slow workers", "step of a slow worker", 0.05
+"""A slow worker waits so long before each step, as if computing took it."""
 SHM, BULK, GRPC = "shm", "bulk", "grpc"
 TRANSPORTS = (SHM, BULK, GRPC)
 
@@ -31,13 +36,14 @@ def system(transport: str) -> str:
     return f"ours, {transport}"
 
 
-def subject(transport: str, key: Key, *operations: str) -> Subject:
+def subject(transport: str, key: Key, *operations: str, seconds: float = 0.0, slow: int = 0) -> Subject:
     """``operations`` on the sizes of ``key``, whose own operation and system do not matter.
 
     A step is push, apply and pull of the whole model with plain SGD, through the optimizer that users hold. Gradients
     are given, where ``zero_grad(set_to_none=False)`` keeps them. "gradients copied": as ``zero_grad()`` leaves them to
     backward. "gradients fresh": filled before each step, untimed, so that they are in the cache of the worker's core.
-    The shard's optimizer has one thread.
+    The shard's optimizer has one thread. ``seconds``: how long a visit of a ``Crowd`` is; 0: a ``Crew``. ``slow``: so
+    many slow workers beside one.
     """
     keys = tuple(
         Key(system(transport), operation, key.nbytes, key.tensors, key.workers, key.shards) for operation in operations
@@ -46,8 +52,9 @@ def subject(transport: str, key: Key, *operations: str) -> Subject:
     @contextmanager
     def opened() -> Iterator[Crew]:
         with ExitStack() as stack:
-            workers, shards = stack.enter_context(job(transport, key))
-            yield Crew(workers, shards)
+            workers, shards = stack.enter_context(job(transport, replace(key, workers=key.workers + slow)))
+            beside = SLOW if slow else ""
+            yield Crowd(workers, shards, seconds, beside=beside) if seconds else Crew(workers, shards)
 
     return Subject(keys, opened)
 
@@ -153,7 +160,8 @@ def worker(
 
         step = checked(optimizer.step)
         operations = {STEP: step, FRESH: step, PULL: checked(optimizer.pull), COPYING: checked(copying)}
-        yield Loop(operations, {FRESH: model.set_gradients})
+        operations |= {BESIDE: step, SLOW: step}
+        yield Loop(operations, {FRESH: model.set_gradients, SLOW: partial(time.sleep, SLOW_SECONDS)})
 
 
 def transports() -> tuple[str, ...]:

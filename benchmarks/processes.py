@@ -6,9 +6,10 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import stat
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +20,17 @@ START_SECONDS = 120.0
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-_CONTEXT = multiprocessing.get_context("spawn")
+_CONTEXT: multiprocessing.context.BaseContext = multiprocessing.get_context("spawn")
+
+
+def fork_children() -> None:
+    """From now on children are forked from this process, which has one thread and has not used gRPC.
+
+    They begin at once and share the memory of what it has imported.
+    """
+    global _CONTEXT
+    torch.set_num_threads(1)
+    _CONTEXT = multiprocessing.get_context("fork")
 
 
 class ChildFailed(Exception):
@@ -115,6 +126,8 @@ def _run(
     end_with_parent()
     if os.getppid() != parent:
         return
+    if _CONTEXT.get_start_method() == "fork":
+        _close_other_pipes(connection)
     torch.set_num_threads(1)
     try:
         with role(*arguments) as held:
@@ -124,6 +137,14 @@ def _run(
         return
     except Exception:  # noqa: BLE001 - whatever it is, the parent shows it
         connection.send((traceback.format_exc(), None))
+
+
+def _close_other_pipes(connection: Connection) -> None:
+    """Have no end of another child's pipe, nor the other end of this one's, for a child is told by their ends."""
+    for descriptor in {*map(int, os.listdir("/proc/self/fd"))} - {connection.fileno()}:  # noqa: PTH208 - names
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
 
 
 def _answer(connection: Connection, held: object) -> None:

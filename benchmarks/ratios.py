@@ -140,10 +140,6 @@ def _costs(nbytes: int) -> Iterator[Target]:
         many = Key(system, ours.STEP, nbytes, catalog.THOUSAND)
         bound = 1.1 if nbytes in catalog.THOUSAND_SIZES else None
         yield _cost(f"step with {transport}: 1,000 tensors against 1, {at}", Term(many), Term(step), bound)
-        alone, eight = (
-            Term(Key(system, ours.STEP, nbytes, workers=n), "server_cpu_seconds") for n in (1, catalog.WORKERS[-1])
-        )
-        yield _cost(f"shard's CPU per push with {transport}: 8 workers against 1, {at}", eight, alone, 1.1)
         for operation, how in ((overlap.OPERATION, ""), (overlap.COPYING, ", gradients copied")):
             hidden = Key(system, operation, nbytes)
             title = f"overlapped step with {transport}{how}: against computing alone, {at}"

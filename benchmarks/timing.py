@@ -36,6 +36,20 @@ class Loop:
             seconds.append(time.perf_counter() - begin)
         return seconds[warm_up:]
 
+    def run_between(self, operation: str, first: float, last: float) -> list[float]:
+        """Seconds of each of the runs that begin between two times of perf_counter, which processes share; one at
+        least.
+        """
+        run, prepare = self._operations[operation], self._before.get(operation, _nothing)
+        taken: list[float] = []
+        time.sleep(max(0.0, first - time.perf_counter()))
+        while not taken or time.perf_counter() < last:
+            prepare()
+            begin = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - begin)
+        return taken
+
 
 def _nothing() -> None:
     pass

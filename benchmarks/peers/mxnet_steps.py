@@ -1,8 +1,8 @@
 """Dense steps of MXNet's ``dist_async``: a program for a Python that has MXNet, not for this one.
 
-``python mxnet_steps.py NBYTES`` starts a scheduler and a server as processes of their own, and answers each line on
-stdin, a number of steps, with a line of JSON: seconds of as many steps of one array of NBYTES bytes of float32. A step
-pushes the gradient, which the server applies with SGD, and pulls the array; the gradient is filled before it, untimed.
+``python mxnet_steps.py NBYTES`` is the process of a job that DMLC_ROLE in its environment says. A worker answers each
+line on stdin, two times of perf_counter, with a line of JSON: seconds of each of the steps that begin between them. A
+step pushes a gradient of NBYTES bytes of float32, which the server applies with SGD, and pulls the array.
 Imports nothing of torch-ps.
 """
 
@@ -10,22 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 import time
 
 _NAME, _RATE = 0, 1e-6
-
-
-def cluster() -> dict[str, str]:
-    """What every process of a job with one server and one worker is told."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    names = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NODE_HOST": "127.0.0.1"}
-    threads = {"OMP_NUM_THREADS": "1", "MXNET_CPU_WORKER_NTHREADS": "1"}
-    return {**names, **threads, "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": "1"}
 
 
 def work(nbytes: int) -> None:
@@ -38,42 +26,29 @@ def work(nbytes: int) -> None:
     store.init(_NAME, values)
 
     def step() -> float:
-        gradient[:] = 1.0
-        gradient.wait_to_read()
         begun = time.perf_counter()
         store.push(_NAME, gradient)
         store.pull(_NAME, out=values)
         values.wait_to_read()
         return time.perf_counter() - begun
 
+    step()
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
-        print(json.dumps([step() for _ in range(int(line))]), flush=True)
+        first, last = json.loads(line)
+        time.sleep(max(0.0, first - time.perf_counter()))
+        taken = [step()]
+        while time.perf_counter() < last:
+            taken.append(step())
+        print(json.dumps(taken), flush=True)
 
 
 def main() -> None:
-    """The program; with a role in DMLC_ROLE a process that importing MXNet keeps until the job ends."""
-    if "DMLC_ROLE" in os.environ:
-        import mxnet  # noqa: F401 -- serves
-
-        return
-    job = cluster()
-    others = [
-        subprocess.Popen(
-            [sys.executable, __file__],
-            env={**os.environ, **job, "DMLC_ROLE": role},
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
-        )
-        for role in ("scheduler", "server")
-    ]
-    os.environ.update(job, DMLC_ROLE="worker")
-    try:
+    """The program. Importing MXNet keeps a scheduler or server until the job ends."""
+    if os.environ["DMLC_ROLE"] == "worker":
         work(int(sys.argv[1]))
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
+    else:
+        import mxnet  # noqa: F401 -- serves
 
 
 if __name__ == "__main__":

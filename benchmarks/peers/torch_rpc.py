@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from benchmarks.crew import Crew
+from benchmarks.crew import Crew, Crowd
 from benchmarks.processes import Child
 from benchmarks.rows import Key, Subject
 from benchmarks.timing import Loop
@@ -37,8 +37,12 @@ def subject(
     tensors: int = 1,
     workers: int = 1,
     operations: tuple[str, ...] = (STEP, FRESH, ONE_CALL, PULL),
+    seconds: float = 0.0,
 ) -> Subject:
-    """``system`` is a name of ``ROUTES``. Pulled tensors are taken as they arrive; nothing copies them into a model."""
+    """``system`` is a name of ``ROUTES``. Pulled tensors are taken as they arrive; nothing copies them into a model.
+
+    ``seconds``: how long a visit of a ``Crowd`` is; 0: a ``Crew``.
+    """
 
     @contextmanager
     def opened() -> Iterator[Crew]:
@@ -49,7 +53,8 @@ def subject(
             children += [stack.enter_context(Child(worker, place, rank, nbytes, tensors)) for rank in range(workers)]
             for child in children:
                 child.ready()
-            yield Crew(children[1:], [children[0].pid], rests=children)
+            server_pid, own = [children[0].pid], children[1:]
+            yield Crowd(own, server_pid, seconds, rests=children) if seconds else Crew(own, server_pid, rests=children)
 
     return Subject(tuple(Key(system, operation, nbytes, tensors, workers) for operation in operations), opened)
 

@@ -55,7 +55,7 @@ def bench(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 @contextmanager
 def forked(folder: Path, *words: str) -> Iterator[Interpreter]:
     """The program forked, and its processes from it."""
-    program = Interpreter("-m", "tests.benchmarks.forked_program", *options(folder, *words))
+    program = Interpreter("-m", "tests.benchmarks.forked_program", "program", *options(folder, *words))
     try:
         yield program
         assert psutil.wait_procs(session_of(program.pid), END_SECONDS)[1] == []

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import crowd, mxnet, other_python, startup, tensorflow
+from benchmarks import other_python, startup, tensorflow
 from benchmarks.forked import answers, forked
+from benchmarks.processes import ChildFailed
 from benchmarks.tables import table_parts
 
 
@@ -18,13 +19,6 @@ def test_rates_of_rows_are_medians_and_the_ratio_that_of_neighbours() -> None:
     assert tensorflow.row("bulk", 1000, blocks) == (
         "bulk    pulled: 0.75 M/s, TensorFlow 0.31, ratio 3.00 [2.50 - 3.50]   "
         "pulled and pushed: 0.38 M/s, TensorFlow 0.19, ratio 2.50 [1.75 - 3.25]"
-    )
-
-
-def test_steps_beside_mxnet_have_the_ratio_of_neighbours_and_the_slowest_ones() -> None:
-    blocks = [([0.001] * 99 + [0.004], [0.002] * 100), ([0.002] * 100, [0.008] * 100), ([0.001] * 100, [0.003] * 100)]
-    assert mxnet.row("1 MB   bulk ", blocks) == (
-        "1 MB   bulk      1.000 ms, p99 2.0   MXNet   3.000 ms, p99 2.7   ratio 3.00 [2.50 - 3.50]"
     )
 
 
@@ -39,8 +33,13 @@ for line in sys.stdin:
     with other_python.running(Path(sys.executable), "echo.py", 7) as steps:
         assert [steps(2), steps(3)] == [14, 21]
     (tmp_path / "ends.py").write_text("raise SystemExit(4)")
+    with other_python.Program(Path(sys.executable), "ends.py") as ended:
+        with pytest.raises(ChildFailed):
+            ended.answer()
+        ended.rest()
+        ended.wake()
     with (
-        pytest.raises(ValueError, match=r"ends.py has ended with code 4; its last words are above"),
+        pytest.raises(ChildFailed, match=r"ends.py has ended with code 4; its last words are above"),
         other_python.running(Path(sys.executable), "ends.py"),
     ):
         pass
@@ -58,12 +57,6 @@ def test_a_table_is_timed_and_holds_what_was_inserted(monkeypatch) -> None:
 def test_jobs_are_shown_with_their_extremes() -> None:
     jobs = [startup.Job(3.0, 0.5, 9.0), startup.Job(4.0, 0.25, 8.0), startup.Job(5.0, 0.75, 10.0)]
     assert startup.row("this", jobs) == "this      4.00 (3.00 - 5.00)    0.50 (0.25 - 0.75)    9.00 (8.00 - 10.00)"
-
-
-def test_steps_of_all_workers_are_counted_together() -> None:
-    assert crowd.row("shm, 2 workers", 2.0, [[0.001] * 30, [0.003] * 10]) == (
-        "shm, 2 workers                    20 steps/s   median   1.00 ms   p99   3.00 ms   10 to 30 steps each"
-    )
 
 
 def test_a_forked_function_answers_and_one_that_fails_is_an_error() -> None:

@@ -1,0 +1,1 @@
+"""Steps of many workers of one shard, beside the peers."""
