@@ -15,6 +15,14 @@ from ps_worker.session import logs, uncaught
 from ps_worker.session.config import WorkerConfig, connect_timeout, runs_alone
 from ps_worker.session.session import Session
 
+_classes: tuple[type[Session], type[Cluster]] = (Session, Cluster)
+
+
+def connect_as(session: type[Session], cluster: type[Cluster]) -> None:
+    """From now on ``connect`` joins as a ``session`` and returns a ``cluster``."""
+    global _classes
+    _classes = session, cluster
+
 
 def connect(
     coordinator: str | None = None,
@@ -92,7 +100,8 @@ def connect(
         security=security,
     )
     try:
-        return Cluster(Session.join(config), embedded, name)
+        session_class, cluster_class = _classes
+        return cluster_class(session_class.join(config), embedded, name)
     except BaseException:
         if embedded is not None:
             embedded.close()

@@ -6,7 +6,8 @@ import atexit
 import importlib.util
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Self
 
 from ps_protocol.errors import ConfigError, StateLost, Unavailable
@@ -20,13 +21,17 @@ _LOOPBACK = "127.0.0.1"
 
 _NEEDED = ("ps_server", "numba")
 
+_ALONE: Mapping[str, object] = MappingProxyType({"workers": 1})
+
 
 class EmbeddedCluster:
     """Two child processes with addresses on 127.0.0.1. Called from the user's thread; ends with ``close``, with the
     interpreter, and with the process, however that ends.
     """
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float, settings: Mapping[str, object] = _ALONE) -> None:
+        """``settings``: of the coordinator."""
+        self._settings = settings
         self._deadline = time.monotonic() + timeout_seconds
         self._pid = os.getpid()
         self._servers: list[OwnServer] = []
@@ -34,7 +39,7 @@ class EmbeddedCluster:
         self.address = ""
 
     @classmethod
-    def start(cls, timeout_seconds: float) -> Self:
+    def start(cls, timeout_seconds: float, settings: Mapping[str, object] = _ALONE) -> Self:
         """Start both. Raises ConfigError where the servers are not installed, Unavailable when they do not start."""
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
@@ -44,7 +49,7 @@ class EmbeddedCluster:
                 actual=f"no module named {missing[0]}",
                 remedy="pip install 'torch-ps[server]', or start the script with ps-run, or give connect() an address",
             )
-        embedded = cls(timeout_seconds)
+        embedded = cls(timeout_seconds, settings)
         atexit.register(embedded.close)
         try:
             embedded._start_servers()
@@ -74,7 +79,7 @@ class EmbeddedCluster:
 
     def _start_servers(self) -> None:
         common = {"metrics_port": "off", "log_level": "warning"}
-        coordinator = coordinator_command({"shards": 1, "workers": 1, **common}, bind=_LOOPBACK)
+        coordinator = coordinator_command({"shards": 1, **common, **self._settings}, bind=_LOOPBACK)
         self.address = self._run("coordinator", coordinator)
         self._run("shard", shard_command(0, self.address, common, bind=_LOOPBACK))
 

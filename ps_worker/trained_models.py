@@ -76,7 +76,7 @@ class TrainedModels:
         self._names.add(model.name)
         self._count += 1
         self._warn_of_another_life(model)
-        if len(self) < 2:
+        if len(self) < 2 or self._session.takes_turns:
             return
         if self._deadlock_avoidance is None:
             self._deadlock_avoidance = DeadlockAvoidance(

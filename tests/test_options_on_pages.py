@@ -31,7 +31,8 @@ def options_of(command: click.Command) -> Iterator[str]:
         yield from options_of(each)
 
 
-OPTIONS = {each for module in (launcher, psctl, coordinator, shard) for each in options_of(module.main)} | OTHERS
+COMMANDS = [*(module.main for module in (launcher, psctl, coordinator, shard)), *launcher.OTHER_COMMANDS.values()]
+OPTIONS = {each for command in COMMANDS for each in options_of(command)} | OTHERS
 
 
 def unknown(text: str) -> list[str]:

@@ -18,12 +18,13 @@ from benchmarks import report
 from benchmarks.learning.grid import Kept, Row, Run, run_all
 from benchmarks.learning.laboratory import Setting
 from benchmarks.learning.rules import RULES, check
-from benchmarks.learning.speeds import speeds_of
 from benchmarks.learning.stability import measured, theory
 from benchmarks.learning.studies import STUDIES, Train, Training
 from benchmarks.learning.tasks import TASKS
 from ps_protocol.errors import PsError
+from ps_protocol.launch.rehearsal import speeds_of
 from ps_protocol.model.spec import Consistency, Mode, StaleRule
+from ps_server.cli.options.common import clean_errors
 
 
 def consistency_of(text: str) -> Consistency:
@@ -134,8 +135,9 @@ def run(
     Options that may be given several times span a grid. With several learning rates a second table has the best rate of
     each other setting.
     """
-    for workers in counts:
-        speeds_of(speeds, workers, 0)
+    with clean_errors():
+        for workers in counts:
+            speeds_of(speeds, workers, 0)
     settings = [
         (task, Setting(optimizer, {"lr": rate, **dict(arguments)}, mode, workers, pushes, 20, rule, warmup, decay))
         for task in tasks

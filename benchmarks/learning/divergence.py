@@ -18,9 +18,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.learning.laboratory import Setting, train
-from benchmarks.learning.speeds import speeds_of
 from benchmarks.learning.tasks import TASKS, Task
 from ps_protocol.cluster.view import Member, MemberStats, Role, UpdateCounts
+from ps_protocol.launch.rehearsal import speeds_of
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.coordinator.divergence import DivergenceWatch
 

@@ -17,8 +17,8 @@ import click
 import torch
 
 from benchmarks.learning.laboratory import Outcome, Setting, train
-from benchmarks.learning.speeds import speeds_of
 from benchmarks.learning.tasks import TASKS
+from ps_protocol.launch.rehearsal import speeds_of
 
 
 @dataclass(frozen=True)

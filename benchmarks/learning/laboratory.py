@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from benchmarks.learning.rules import RULES, Pushed, Rule
-from benchmarks.learning.speeds import Speeds
 from benchmarks.learning.tasks import Task
+from ps_protocol.launch.rehearsal import Speeds
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.optimizers import SHAPED
 from ps_protocol.model.spec import Consistency, DType, Kind, ModelSpec, ShardMap, Slice, Variable

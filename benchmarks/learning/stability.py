@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.learning.laboratory import Setting, train
-from benchmarks.learning.speeds import speeds_of
 from benchmarks.learning.tasks import NoisyQuadratic
+from ps_protocol.launch.rehearsal import speeds_of
 from ps_protocol.model.spec import Consistency, Mode
 
 ACCURACY = 0.01

@@ -62,8 +62,10 @@ class LeaseFeed:
         self._pause_seconds = 0.0
         #: Ranks that hold the remaining items, while there is nothing to lease.
         self.holders: tuple[int, ...] = ()
-        self._thread = threading.Thread(target=self._run, name=f"ps-leases-{ask.dataset}", daemon=True)
-        self._thread.start()
+        self._start()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name=f"ps-leases-{self._ask.dataset}", daemon=True).start()
 
     def take(self) -> Span | None:
         """The next lease; None if none is available now, or the epoch has ended. Waits for an outstanding answer.
@@ -205,6 +207,9 @@ class LeasedData(OwnPart, Sampler[Any]):
     sampled positions in order and reports those whose batches the training loop has finished.
     """
 
+    #: What asks the coordinator.
+    feed_class: type[LeaseFeed] = LeaseFeed
+
     def __init__(
         self, source: Iterable[Any], name: str, batch_items: int, session: Session, epochs: Iterator[int]
     ) -> None:
@@ -250,7 +255,7 @@ class LeasedData(OwnPart, Sampler[Any]):
         self._sampled.clear()
         items = lease_items(self._length, self._batch_items, len(self._session.workers))
         ask = LeaseAsk(self.name, self._length, next(self._epochs), items, sequence=0, batch_items=self._batch_items)
-        feed = self._feed = LeaseFeed(self._session.lease_data, ask, self._session.sequences)
+        feed = self._feed = self.feed_class(self._session.lease_data, ask, self._session.sequences)
         return feed
 
     def wait_for_items(self, feed: LeaseFeed, idle: Callable[[], AbstractContextManager[None]]) -> bool:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -71,6 +71,11 @@ class Session:
     nothing in a forked child (a DataLoader's process): the membership is the parent's.
     """
 
+    #: Other workers live in this process, and one at a time runs: what gives them their turns also notices deadlocks.
+    takes_turns = False
+    #: Entered around exchanges with shards, which may wait for other workers.
+    exchanging: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
+
     def __init__(self, config: WorkerConfig, client: CoordinatorClient, membership: Membership) -> None:
         self._config = config
         self._client = client
@@ -125,12 +130,15 @@ class Session:
                 describe_process(job=membership.job)
             membership.subscribe(session._on_view)
             session.instruments.open(os.environ, member)
-            wait_until_started(membership, config, session.wait_hint, deadline)
+            session._wait_until_started(deadline)
         except BaseException as error:
             session.leave(f"{type(error).__name__} while waiting for the cluster to be complete")
             session.close()
             raise
         return session
+
+    def _wait_until_started(self, deadline: float) -> None:
+        wait_until_started(self._membership, self._config, self.wait_hint, deadline)
 
     def leave(self, reason: str = "") -> None:
         """Leave the cluster, so that no member waits for this worker; raises nothing.
@@ -416,4 +424,7 @@ class Session:
                     raise
                 self.check()
                 self.wait_hint(f"waiting: {error.message}")
-                self._closed.wait(pause)
+                self._pause(pause)
+
+    def _pause(self, seconds: float) -> None:
+        self._closed.wait(seconds)

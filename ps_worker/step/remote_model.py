@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns, perf_counter
@@ -109,7 +108,7 @@ class RemoteModel:
         #: What the user had set when a wait began in which there may be no-op steps; None: there is none.
         self._kept: Mapping[int, torch.Tensor] | None = None
         #: Entered around calls that may wait for other workers.
-        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.around = session.exchanging
         self.pipeline.start()
         if declaration.state and session.initialiser() and not self.pipeline.uploaded:
             logger.warning("model.options", _STATE_STAYS, self.name)
@@ -419,7 +418,8 @@ class RemoteModel:
         if self._kept is None:
             self._kept = self._values_set()
         options = self._options()
-        self.pipeline.exchange(StepPush((), options.groups, skipped=True, table_options=options.tables))
+        with self._session.exchanging():
+            self.pipeline.exchange(StepPush((), options.groups, skipped=True, table_options=options.tables))
 
     def _values_set(self) -> Mapping[int, torch.Tensor]:
         """Copies of what the user has set since the last parameters came, by number of the variable."""

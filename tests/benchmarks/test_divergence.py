@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from benchmarks.learning.divergence import BEGINNINGS, Push, Recorded, main, warned_at
 from benchmarks.learning.laboratory import Setting, train
-from benchmarks.learning.speeds import speeds_of
 from benchmarks.learning.tasks import Digits, NoisyQuadratic, Task
+from ps_protocol.launch.rehearsal import speeds_of
 from ps_protocol.model.spec import Consistency
 
 

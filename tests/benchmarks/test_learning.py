@@ -16,9 +16,10 @@ from benchmarks.learning import grid, studies
 from benchmarks.learning.grid import Kept, Row, Run, make, run_all
 from benchmarks.learning.laboratory import Outcome, Setting, train
 from benchmarks.learning.rules import RULES, Pushed, Share
-from benchmarks.learning.speeds import mean_seconds, speeds_of
 from benchmarks.learning.stability import measured, theory
 from benchmarks.learning.tasks import TASKS, Characters, Clicks, Digits, NoisyQuadratic, Task
+from ps_protocol.errors import ConfigError
+from ps_protocol.launch.rehearsal import mean_seconds, speeds_of
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 
 ASYNC, SYNC = Consistency(), Consistency(Mode.SYNC)
@@ -109,7 +110,7 @@ def test_speeds_are_as_described(tmp_path):
     trace = tmp_path / "trace"
     trace.write_text("# pre-empted twice\n1 2 30\n1 2 0.5\n")
     assert [speeds_of(f"trace:{trace}", 2, 0)(1, step) for step in (1, 2, 3)] == [1.0, 31.5, 1.0]
-    assert [speeds_of("1,0.25", 2, 0)(rank, 1) for rank in (0, 1)] == [1.0, 4.0]
+    assert [speeds_of("1,0.25", 4, 0)(rank, 1) for rank in range(4)] == [1.0, 4.0, 1.0, 4.0]
     assert [speeds_of("slow:4", 3, 0)(rank, 9) for rank in range(3)] == [1.0, 1.0, 4.0]
     assert mean_seconds(speeds_of("exponential", 2, 1), 2) == pytest.approx([1.0, 1.0], rel=0.1)
 
@@ -119,7 +120,7 @@ def test_speeds_are_as_described(tmp_path):
 )
 def test_speeds_that_are_none_are_refused(text, tmp_path):
     (tmp_path / "wrong").write_text("0 1 1\n7 1 1\n")
-    with pytest.raises(click.BadParameter):
+    with pytest.raises(ConfigError):
         speeds_of(text.replace("trace:", f"trace:{tmp_path}/"), 3, 0)
 
 

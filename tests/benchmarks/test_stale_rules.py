@@ -10,8 +10,8 @@ import torch
 from benchmarks.learning.__main__ import consistency_of
 from benchmarks.learning.laboratory import Outcome, Setting, train
 from benchmarks.learning.rules import RULES, Pushed
-from benchmarks.learning.speeds import speeds_of
 from benchmarks.learning.tasks import NoisyQuadratic
+from ps_protocol.launch.rehearsal import speeds_of
 from ps_protocol.model.spec import StaleRule
 from ps_server.consistency.stale import factor_of
 

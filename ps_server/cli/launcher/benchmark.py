@@ -8,8 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import click
 
@@ -93,14 +91,3 @@ def benchmark(strategies: str, workers: int, repeats: int, script: str, argument
         click.echo(line)
     if all(any(each.failure for each in its) for its in runs.values()):
         sys.exit(1)
-
-
-class JobCommand(click.Command):
-    """ps-run; ``ps-run benchmark`` is another command, unless a script has that name."""
-
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **named: Any) -> Any:  # type: ignore[override]
-        """As in click."""
-        given = list(sys.argv[1:] if args is None else args)
-        if given[:1] == ["benchmark"] and not Path("benchmark").exists():
-            return benchmark.main(given[1:], "ps-run benchmark", **named)
-        return super().main(args, prog_name, **named)

@@ -6,6 +6,7 @@ import importlib.machinery
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,10 +20,11 @@ from ps_protocol.files import OwnFolder
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
 from ps_server.checkpoint.files import check_writable
-from ps_server.cli.launcher.benchmark import JobCommand
+from ps_server.cli.launcher.benchmark import benchmark
 from ps_server.cli.launcher.hosts.job import HostsOptions, hosts_options, run_on_hosts, script_on_hosts, workers_of
 from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder, JobTrace, lineage_of, make_log_folder
 from ps_server.cli.launcher.programs import Programs, Script
+from ps_server.cli.launcher.rehearse import rehearse
 from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, given_values, gpus, has_servers
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.screen import Screen
@@ -113,6 +115,22 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
         supervisor = JobSupervisor(JobPlan(0, replicas.workers, coordinated=False))
         with clean_errors():
             return Runner(supervisor, replicas, screen, os.environ, log_dir, show_progress=False).run()
+
+
+OTHER_COMMANDS = {command.name: command for command in (benchmark, rehearse)}
+"""Commands of ps-run besides the one that runs a job."""
+
+
+class JobCommand(click.Command):
+    """ps-run; ``ps-run benchmark`` and ``ps-run rehearse`` are other commands, unless a script has that name."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **named: Any) -> Any:  # type: ignore[override]
+        """As in click."""
+        given = list(sys.argv[1:] if args is None else args)
+        name = given[0] if given else ""
+        if name in OTHER_COMMANDS and not Path(name).exists():
+            return OTHER_COMMANDS[name].main(given[1:], f"ps-run {name}", **named)
+        return super().main(args, prog_name, **named)
 
 
 @click.command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import grpc
@@ -25,6 +25,9 @@ from tests.worker.fakes.shard import FakeShard
 
 class FakeSession:
     """A place in a cluster of fake shards, which appear when the first model is declared."""
+
+    takes_turns = False
+    exchanging = staticmethod(nullcontext)
 
     def __init__(self, shards: int = 2, rank: int = 0, incarnation: int = 1) -> None:
         self.shard_count = shards
