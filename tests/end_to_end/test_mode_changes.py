@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import NotReady
 from ps_protocol.model.spec import Consistency
 from ps_server.consistency import Tracker
+from ps_server.coordinator.jobs.mode_runner import ModeRunner
+from ps_server.coordinator.jobs.quiesce import QuiesceLost
 from ps_server.shard.registry import Registry
 from tests.end_to_end.training import batches, net, run_workers, train
 from tests.support.shards import wait_until
@@ -103,3 +106,20 @@ def test_while_a_shard_is_missing_the_mode_stays_and_the_error_names_it() -> Non
         with pytest.raises(NotReady, match=r"a shard is missing; shard: 1"):
             job.client.set_consistency(Consistency.of("sync"), 1.0)
         assert str(job.view.consistency) == "async"
+
+
+def test_between_attempts_training_goes_on_for_longer_than_it_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[float] = []
+
+    async def lost(runner: ModeRunner, consistency: Consistency) -> ClusterView:
+        began.append(time.monotonic())
+        await asyncio.sleep(0.3)
+        raise QuiesceLost("the shards were not at one point")
+
+    monkeypatch.setattr(ModeRunner, "_make", lost)
+    with running_job(1, 0) as job:
+        with pytest.raises(NotReady, match="the mode cannot change yet: the shards were not at one point"):
+            job.client.set_consistency(Consistency.of("sync"), 4.0)
+        assert str(job.view.consistency) == "async"
+    assert len(began) > 1
+    assert began[1] - began[0] > 1.5

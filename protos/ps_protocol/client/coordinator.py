@@ -226,8 +226,8 @@ class CoordinatorClient:
     def set_consistency(self, consistency: Consistency, timeout_seconds: float = times.PATIENCE_SECONDS) -> ClusterView:
         """Change the mode of the job, at one point of all shards.
 
-        Raises InvalidRequest when it does not fit the cluster, NotReady or Unavailable when the shards do not come to
-        one point in time.
+        Raises InvalidRequest when it does not fit the cluster, NotReady when the shards do not come to one point in
+        time.
         """
         request = pb.SetConsistencyRequest(consistency=CONSISTENCY.to_pb(consistency))
         return convert.VIEW.from_pb(self._connection.call("SetConsistency", request, timeout_seconds))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 import uuid
 
 from ps_protocol import retry, times
@@ -11,6 +13,7 @@ from ps_protocol.errors import NotReady, Retryable
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import Consistency
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.jobs.move_runner import BREATH_PAUSES
 from ps_server.coordinator.jobs.quiesce import all_of, check_same_position, connected, quiesced
 from ps_server.coordinator.settings import check_consistency
 
@@ -31,21 +34,31 @@ class ModeRunner:
         """Change the mode; returns the view that has it.
 
         Tries again for ``wait_seconds`` while a checkpoint or a move holds the shards, or they do not come to one
-        point. Then raises NotReady or Unavailable, and the mode is as before; InvalidRequest if it cannot work.
+        point. Then raises NotReady, and the mode is as before; InvalidRequest if it cannot work.
         """
         check_consistency(consistency, self._driver.settings.always_workers)
         attempts = retry.Attempts(retry.MOVE.within(wait_seconds))
         while True:
+            paused_at = math.inf
             try:
                 await self._acquire(attempts.left_seconds)
+                paused_at = time.monotonic()
                 # Whatever becomes of the caller, shards that are paused resume.
                 made = asyncio.create_task(self._make(consistency), name="mode")
                 self._changes.add(made)
                 made.add_done_callback(self._ended)
                 return await asyncio.shield(made)
             except Retryable as error:
-                if (pause := attempts.pause_after(error)) is None:
-                    raise
+                paused_seconds = max(0.0, time.monotonic() - paused_at)
+                # Training goes on for longer than it was paused. Another attempt takes as long as this one.
+                pause = max(attempts.pause_after(error) or math.inf, BREATH_PAUSES * paused_seconds)
+                if pause + paused_seconds >= attempts.left_seconds:
+                    # Not Unavailable, for which clients ask again: they would have no time for an answer.
+                    raise NotReady(
+                        f"the mode cannot change yet: {error.message}",
+                        shard=error.shard,
+                        remedy=error.remedy or "try again",
+                    ) from error
                 logger.info("mode.waits", "the mode is not changed yet: %s", error)
             await asyncio.sleep(pause)
 
@@ -55,7 +68,7 @@ class ModeRunner:
                 await self._busy.acquire()
         except TimeoutError:
             raise NotReady(
-                "the mode cannot change yet: a checkpoint is made or slices are moved",
+                "a checkpoint is made or slices are moved",
                 remedy="try again when that has ended",
             ) from None
 
