@@ -16,7 +16,7 @@ from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.logs import EventLogger
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.checkpoint.checkpoint import Checkpoint
-from ps_server.checkpoint.directory import latest, of_step
+from ps_server.checkpoint.directory import latest, listed, of_step
 from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config, step_in
 from ps_server.cli.options.mode import ModeOptions
 from ps_server.coordinator.elasticity.engines.base import WorkerEngine
@@ -199,6 +199,16 @@ def _saved(chosen: str | None, directory: Path | None) -> Checkpoint | None:
     if newest is None:
         logger.warning("checkpoint", "no checkpoint in %s yet: the job starts without one", directory)
         return None
+    for older in listed(directory):
+        if older.kept and older.step is not None and older.folder != newest:
+            logger.warning(
+                "checkpoint",
+                "the job continues from %s, and %s was kept before it: %s; --restore step=%s goes back to that one",
+                newest.name,
+                older.folder.name,
+                older.kept,
+                older.step,
+            )
     return Checkpoint.open(newest.absolute())
 
 

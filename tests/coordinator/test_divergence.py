@@ -112,7 +112,7 @@ def test_what_has_grown_does_not_become_usual():
     assert all(fed(NORM, [0.0] * 40 + [5.0] * 500)[-400:])
 
 
-@given(st.lists(st.floats(-1e30, 1e30) | st.just(math.nan) | st.just(math.inf), max_size=2000))
+@given(st.lists(st.floats(), max_size=2000))
 @examples(50)
 def test_a_history_has_a_constant_size_and_finite_points(numbers: Sequence[float]):
     history = History(LOSS, 0.0)

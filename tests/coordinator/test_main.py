@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+from ps_server.checkpoint.directory import KeptMark, protect
 from ps_server.coordinator import main as module
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.policy import ElasticSettings
@@ -342,6 +343,18 @@ def test_a_job_begins_with_the_checkpoint_of_a_step(told: Told, tmp_path: Path) 
     found = told("--checkpoint-dir", str(tmp_path), "--restore", "step=0", "--seed", "1")
     assert found.checkpoints.restored == first
     assert found.saved.folder == first
+
+
+def test_a_job_that_begins_after_a_checkpoint_that_is_kept_names_it(told: Told, tmp_path: Path, caplog) -> None:
+    job = Job.of(shard_map_of(small_spec(), 1))
+    first, newest = (job.save(tmp_path, now=float(now)).folder for now in range(2))
+    protect(tmp_path, 0.5, KeptMark("loss grew far above its history", "worker"))
+    told("--checkpoint-dir", str(tmp_path), "--restore", "latest", "--seed", "1")
+    assert f"the job continues from {newest.name}, and {first.name} was kept before it: loss grew" in caplog.text
+    assert "--restore step=0 goes back to that one" in caplog.text
+    caplog.clear()
+    told("--checkpoint-dir", str(tmp_path), "--restore", str(first), "--seed", "1")
+    assert "was kept" not in caplog.text
 
 
 def test_the_checkpoint_that_a_job_begins_with_is_not_pruned(told, tmp_path):

@@ -120,7 +120,9 @@ class Checkpoints:
             if kept is None:
                 logger.warning("checkpoint", "there is no checkpoint to keep from before %s grew", growth.text)
                 continue
-            logger.info("checkpoint", "checkpoint %s of step %d is kept: %s", kept, step, mark.why)
+            logger.warning(
+                "checkpoint", "checkpoint %s is kept: %s; psctl restore step=%d goes back to it", kept, mark.why, step
+            )
             self._driver.events.add(f"{kept.name} of step {step} is kept: {mark.why}")
             if self._on_kept:
                 self._on_kept(str(kept), mark.why)
