@@ -19,7 +19,7 @@ import click
 import psutil
 
 from benchmarks import ours, report
-from benchmarks.peers import mxnet_async, torch_rpc
+from benchmarks.peers import grpc_echo, mxnet_async, torch_rpc
 from benchmarks.processes import fork_children
 from benchmarks.ratios import Ratio
 from benchmarks.rows import KB, MB, Group, Key, Rows, Subject, size
@@ -37,6 +37,7 @@ SYSTEMS = {
     SHM: ours.STEP,
     BULK: ours.STEP,
     GRPC: ours.STEP,
+    grpc_echo.SYSTEM: grpc_echo.ECHO,
     torch_rpc.SHM: torch_rpc.ONE_CALL,
     torch_rpc.TCP: torch_rpc.ONE_CALL,
     mxnet_async.SYSTEM: mxnet_async.STEP,
@@ -50,8 +51,11 @@ PAIRS = (
     (SHM, mxnet_async.SYSTEM),
     (BULK, mxnet_async.SYSTEM),
     (GRPC, mxnet_async.SYSTEM),
+    (GRPC, grpc_echo.SYSTEM),
 )
-"""What is compared with what: one machine's memory with the same, sockets with sockets."""
+"""What is compared with what: one machine's memory with the same, sockets with sockets; gRPC with an echo of its bytes,
+which applies nothing.
+"""
 
 ASKED = {
     (8, 10 * KB, BULK, mxnet_async.SYSTEM): 3.0,
@@ -96,6 +100,7 @@ def groups(
     for nbytes, workers in itertools.product(sizes, counts):
         seconds, key = pace.visit(nbytes, workers), Key("", "", nbytes, workers=workers)
         subjects = [ours.subject(transport, key, ours.STEP, seconds=seconds) for transport in ours.TRANSPORTS]
+        subjects += [grpc_echo.subject(nbytes, workers, seconds)]
         subjects += [
             torch_rpc.subject(system, nbytes, workers=workers, operations=(torch_rpc.ONE_CALL,), seconds=seconds)
             for system in (torch_rpc.SHM, torch_rpc.TCP)

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import other_python, startup, tensorflow
 from benchmarks.forked import answers, forked
+from benchmarks.peers import grpc_echo
 from benchmarks.processes import ChildFailed
 from benchmarks.tables import table_parts
 
@@ -63,3 +64,13 @@ def test_a_forked_function_answers_and_one_that_fails_is_an_error() -> None:
     assert answers([forked(max, 3, 5), forked(os.getppid)]) == [5, os.getpid()]
     with pytest.raises(ChildProcessError, match="has ended with code 1"):
         answers([forked(int, "three")])
+
+
+def test_an_echo_over_grpc_sends_all_chunks_there_and_back(monkeypatch) -> None:
+    for name in ("tune_allocator", "keep_freed_memory"):  # of the process that runs tests
+        monkeypatch.setattr(grpc_echo, name, lambda: None)
+    with (
+        grpc_echo.server(3_000_000) as served,
+        grpc_echo.worker(served.address, 3_000_000) as loop,
+    ):
+        assert len(loop.run(grpc_echo.ECHO, 2, warm_up=1)) == 2
