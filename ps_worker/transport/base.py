@@ -151,7 +151,7 @@ def read_answer(replies: Replies, place: Place, on_wait: Callable[[str], None], 
 def read_payload(replies: Iterator[bytes], stream: ChunkedStream, pieces: Sequence[memoryview], peer: Peer) -> None:
     """Read chunks until ``pieces`` are full. Raises Unavailable, InternalError, InvalidRequest."""
     receiver = ChunkReceiver(stream, pieces, str(peer), partial(InternalError, shard=str(peer.shard)))
-    receiver.receive(lambda: read_message(replies, peer))
+    receiver.receive(partial(read_message, replies, peer))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import InvalidRequest, PsError
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.frames import Scatter, cut, encode_chunk, parse_chunk
+from ps_protocol.wire.frames import CHUNK_BYTES, Scatter, chunk_head, cut, encode_chunk, parse_chunk
 
 #: Messages that may be a chunk.
 _Message = (
@@ -86,6 +86,8 @@ class ChunkReceiver:
         self._scatter = Scatter(pieces)
         self._what = what
         self._error = error
+        #: Of the chunks, the last one aside.
+        self._chunk_bytes = CHUNK_BYTES
 
     @property
     def expected_bytes(self) -> int:
@@ -103,18 +105,28 @@ class ChunkReceiver:
         Raises the receiver's error for a message that is no chunk and for the end, InvalidRequest for a chunk that is
         not the next piece of the payload.
         """
+        scatter = self._scatter
+        position, missing = scatter.received_bytes, scatter.expected_bytes - scatter.received_bytes
+        if data is not None:
+            # Mostly the bytes before the payload are known. Code is cold after the copy of each chunk: the less, the
+            # better.
+            head = chunk_head(self._stream.field, position, min(missing, self._chunk_bytes))
+            if data.startswith(head) and len(data) == len(head) + min(missing, self._chunk_bytes):
+                scatter.write(position, memoryview(data)[len(head) :])
+                return
         chunk = None if data is None else self._stream.parse(data)
         if chunk is None:
-            missing = self._scatter.expected_bytes - self._scatter.received_bytes
             came = "the end of the stream" if data is None else f"a message of kind {self._stream.kind(data)}"
             raise self._error(
                 f"{self._what}: {came} came before the payload was whole", expected=f"{missing} more bytes"
             )
-        self._scatter.write(*chunk)
+        self._chunk_bytes = len(chunk[1])
+        scatter.write(*chunk)
 
     def receive(self, read: Callable[[], bytes | None]) -> None:
         """Take what ``read`` returns until the payload is whole."""
-        while not self.complete:
+        scatter = self._scatter
+        while scatter.received_bytes < scatter.expected_bytes:
             # A message lives until the next one is there: freed before, its pages go back to the system and are
             # faulted in again for each chunk.
             data = read()
@@ -122,6 +134,7 @@ class ChunkReceiver:
 
     async def receive_async(self, read: Callable[[], Awaitable[bytes | None]]) -> None:
         """As ``receive``, on an event loop."""
-        while not self.complete:
+        scatter = self._scatter
+        while scatter.received_bytes < scatter.expected_bytes:
             data = await read()
             self.take(data)

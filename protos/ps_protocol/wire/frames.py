@@ -56,12 +56,17 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
             raise ValueError("varint too long")
 
 
-def encode_chunk(field: int, position: int, pieces: Sequence[memoryview | bytes]) -> bytes:
-    """The bytes of a stream message that holds one chunk; ``pieces`` are joined once."""
-    size = sum(len(piece) for piece in pieces)
+@lru_cache(1024)
+def chunk_head(field: int, position: int, size: int) -> bytes:
+    """What precedes the ``size`` bytes of a payload in a stream message that holds one chunk, in canonical form."""
     inner = (bytes((_POSITION_TAG,)) + varint(position)) if position else b""
     inner += bytes((_PAYLOAD_TAG,)) + varint(size)
-    return b"".join((bytes(((field << 3) | 2,)), varint(len(inner) + size), inner, *pieces))
+    return bytes(((field << 3) | 2,)) + varint(len(inner) + size) + inner
+
+
+def encode_chunk(field: int, position: int, pieces: Sequence[memoryview | bytes]) -> bytes:
+    """The bytes of a stream message that holds one chunk; ``pieces`` are joined once."""
+    return b"".join((chunk_head(field, position, sum(map(len, pieces))), *pieces))
 
 
 def parse_chunk(field: int, data: bytes) -> tuple[int, memoryview] | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import grpc
@@ -24,6 +26,9 @@ from ps_server.shard.transport.base import AtOnce, no_segments
 from ps_server.state.region import Region
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
+
+_SLACK = 1.25
+"""A stalled payload is given up after its time, or up to a quarter later: see ``_renew``."""
 
 
 async def read(context: Context) -> bytes | None:
@@ -111,16 +116,19 @@ class GrpcServerTransport:
 
     async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
         """Chunks until the payload is whole."""
-        await ChunkReceiver(STEP_REQUESTS, pieces, "a push").receive_async(self._read_chunk)
-
-    async def _read_chunk(self) -> bytes:
+        receiver = ChunkReceiver(STEP_REQUESTS, pieces, "a push")
         try:
-            data = await read_soon(self._context, self._stall_seconds)
-        except Unavailable as error:
+            async with asyncio.timeout(_SLACK * self._stall_seconds) as limit:
+                await receiver.receive_async(partial(self._read_chunk, limit))
+        except TimeoutError as error:
             raise ConnectionAbortedError("the worker stalled in the middle of a push") from error
-        if data is None:
+
+    async def _read_chunk(self, limit: asyncio.Timeout) -> bytes:
+        data: Any = await self._context.read()
+        if data is grpc.aio.EOF:
             raise ConnectionResetError("the stream ended in the middle of a push")
-        return data
+        _renew(limit, self._stall_seconds)
+        return bytes(data)
 
     def gradients(self, segment: int) -> Region:
         """There is no shared memory here."""
@@ -140,7 +148,7 @@ class GrpcServerTransport:
 
     async def send(self, reply: StepReply) -> None:
         """One message."""
-        await self._write(reply_to_bytes(reply))
+        await self._write((reply_to_bytes(reply),))
 
     def send_at_once(self, answer: StepAnswer, payload: Sequence[memoryview]) -> bool:
         """What is sent here has to be waited for."""
@@ -157,18 +165,25 @@ class GrpcServerTransport:
         """The result with the payload in it; chunks behind it where the payload is larger than one."""
         answer.payload_bytes = sum(map(len, payload))
         if answer.payload_bytes <= CHUNK_BYTES:
-            await self._write(b"".join(reply_to_pieces(answer, payload)))
-            return
-        await self._write(reply_to_bytes(answer))
-        for chunk in STEP_REPLIES.chunks(payload):
-            await self._write(chunk)
+            await self._write((b"".join(reply_to_pieces(answer, payload)),))
+        else:
+            await self._write(chain((reply_to_bytes(answer),), STEP_REPLIES.chunks(payload)))
 
     def released(self) -> None:
         """Nothing is lent on this transport."""
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, messages: Iterable[bytes]) -> None:
         try:
-            async with asyncio.timeout(self._stall_seconds):
-                await self._context.write(data)
+            async with asyncio.timeout(_SLACK * self._stall_seconds) as limit:
+                for data in messages:
+                    _renew(limit, self._stall_seconds)
+                    await self._context.write(data)
         except TimeoutError as error:
             raise ConnectionAbortedError("the worker does not read its stream") from error
+
+
+def _renew(limit: asyncio.Timeout, seconds: float) -> None:
+    """After progress: ``limit`` is ``seconds`` away at least. Its timer is set again rarely: that takes long."""
+    now = asyncio.get_running_loop().time()
+    if (limit.when() or 0.0) < now + seconds:
+        limit.reschedule(now + _SLACK * seconds)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ps_protocol.errors import InternalError, InvalidRequest, PsError
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import chunks
 from ps_protocol.wire.chunks import ChunkedStream, ChunkReceiver
+from ps_protocol.wire.frames import encode_chunk
 
 STREAMS = [each for each in vars(chunks).values() if isinstance(each, ChunkedStream)]
 PIECES = [memoryview(b"abcde"), memoryview(b""), memoryview(b"fgh")]
@@ -47,6 +50,27 @@ def test_any_valid_form_of_a_chunk_is_received(stream: ChunkedStream) -> None:
     second = tag + b"\x05\x12\x01d\x08\x03"
     assert stream.parse(first) == (0, memoryview(b"abc"))
     assert received(stream, [first, second], 4) == b"abcd"
+
+
+@given(sizes=st.lists(st.integers(0, 300), max_size=9), form=st.randoms(use_true_random=False))
+def test_chunks_of_any_size_in_either_form_make_the_payload(sizes, form) -> None:
+    payload = bytes(number % 251 for number in range(sum(sizes)))
+    messages, at = [], 0
+    for size in sizes:
+        part, stream = payload[at : at + size], chunks.STEP_REPLIES
+        generated = pb.StepReply(chunk=pb.Chunk(position=at, payload=part)).SerializeToString()
+        messages.append(generated if form.random() < 0.5 else encode_chunk(stream.field, at, [part]))
+        at += size
+    assert received(chunks.STEP_REPLIES, messages, len(payload)) == payload
+
+
+@given(data=st.binary(max_size=12), size=st.integers(1, 300))
+def test_a_message_that_only_begins_like_the_next_chunk_is_not_taken_for_it(data, size) -> None:
+    stream = chunks.STEP_REPLIES
+    whole = encode_chunk(stream.field, 0, [bytes(size)])
+    for odd in (whole[:-1], whole + b"\0", whole + data + b"\0"):
+        with pytest.raises(PsError):
+            received(stream, [odd], size)
 
 
 @pytest.mark.parametrize("error", [InvalidRequest, InternalError])
