@@ -39,8 +39,17 @@ processes end, all disks but that of the checkpoints are lost, and a job begins 
 """
 
 _HARMLESS_TO_SHARDS = frozenset(
-    {"mode", "worker_crash", "worker_joins", "worker_replaced", "stop_worker", "stream_break", "checkpoint", "restore"}
-    | {"move", "balance", "release"}
+    (
+        "mode",
+        "worker_crash",
+        "worker_joins",
+        "worker_replaced",
+        "stop_worker",
+        "stream_break",
+        "checkpoint",
+        "restore",
+        "release",
+    )
 )
 
 SMALL_LOG_BYTES = 24 << 10
@@ -122,7 +131,7 @@ class Plan:
 
     @property
     def loses_no_view(self) -> bool:
-        """Whether nothing keeps shards from views, and no shard forgets what it has decided."""
+        """Whether nothing keeps shards from views, and none forgets what it has decided, as moves do of held pushes."""
         kinds = {fault.kind for fault in self.faults}
         return kinds <= _HARMLESS_TO_SHARDS and not self.calls_lost and not self.calls_late
 
