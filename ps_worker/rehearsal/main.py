@@ -24,8 +24,10 @@ from ps_worker.rehearsal.workers import (
     RehearsedCluster,
     RehearsedSession,
     TurnFeed,
+    TurnOverlap,
     current,
 )
+from ps_worker.step.remote_model import RemoteModel
 
 _START_SECONDS = 120.0
 
@@ -104,6 +106,7 @@ def rehearse(plan: RehearsalPlan, descriptor: int) -> bool:
         substitutes.install(current, stage.is_script)
         connect_as(RehearsedSession, RehearsedCluster)
         LeasedData.feed_class = TurnFeed
+        RemoteModel.overlap_class = TurnOverlap
         register_optimizer_step_pre_hook(stage.begins_step)
         register_optimizer_step_post_hook(stage.ended_step)
         result = stage.run()

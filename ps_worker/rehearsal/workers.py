@@ -12,12 +12,13 @@ import time
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -50,9 +51,14 @@ from ps_worker.session.config import WorkerConfig
 from ps_worker.session.reporting import Progress
 from ps_worker.session.session import Session
 from ps_worker.session.uncaught import shown
+from ps_worker.step.overlap import Overlap
 from ps_worker.step.remote_model import RemoteModel
 from ps_worker.step.shard_calls import ShardClient
+from ps_worker.step.summary import StepSummary
+from ps_worker.tables.prefetch import BatchIds, Prefetch
 from ps_worker.transport.base import Peer
+
+T = TypeVar("T")
 
 LONG_SECONDS = 86400.0
 """Members of a rehearsal wait so long for each other, in real time: while one computes, all others stand still."""
@@ -177,6 +183,8 @@ class RehearsalStage:
 
     def declared(self, shard_map: ShardMap) -> None:
         """A worker has declared a model."""
+        if shard_map.spec.name in self.models:
+            return
         self.models.add(shard_map.spec.name)
         size = sum(math.prod(variable.shape) for variable in shard_map.spec.variables) * 4
         needed, free = size * _COPIES * self.plan.workers, _free_bytes()
@@ -489,13 +497,6 @@ class RehearsedSession(Session):
             self._stage.await_leaving(self.rank)
             self._worker.changed()
 
-    @property
-    def lookahead(self) -> int:
-        """None: exchanges take no virtual time."""
-        if super().lookahead:
-            self._worker.note("overlap and prefetch look no step ahead here, and save the staleness that they add")
-        return 0
-
     def wait_hint(self, text: str) -> None:
         """Note for what the worker is about to wait."""
         self._worker.hint(text)
@@ -562,6 +563,7 @@ class RehearsedCluster(Cluster):
         super().__init__(session, embedded, name)
         worker = current()
         assert worker is not None
+        self._worker = worker
         worker.cluster = self
 
     def set_mode(self, *arguments: Any, **named: Any) -> None:
@@ -576,6 +578,12 @@ class RehearsedCluster(Cluster):
         """Raises ConfigError."""
         raise ConfigError("a rehearsal cannot follow a model: that waits on real time", remedy="leave follow() out")
 
+    def prefetch(self, loader: Iterable[T], ids_of: Callable[[T], BatchIds]) -> Prefetch[T]:
+        """As of every cluster, without looking ahead: when rows come that nobody waits for is not known."""
+        if self._session.lookahead:
+            self._worker.note("prefetch looks no batch ahead here: rows have one update more than in a job")
+        return Prefetch(loader, ids_of, self._models.table_modules, lambda: 0)
+
     def no_op_steps(self) -> list[RemoteModel]:
         """Make the no-op steps that other workers wait for; the models that made one."""
         session = self._session
@@ -589,6 +597,24 @@ class RehearsedCluster(Cluster):
         for model in needed:
             model.no_op_step()
         return needed
+
+
+class TurnOverlap(Overlap):
+    """Exchanges at once, in the turn of the step. What comes is used a step later, as with every overlap.
+
+    In ssp the step waits where a job would wait at its next one.
+    """
+
+    def begin(self, exchange: Callable[[], StepSummary]) -> None:
+        """As of every overlap."""
+        worker = current()
+        assert worker is not None
+        self._under_way = done = Future[StepSummary]()
+        try:
+            with worker.exchanging():
+                done.set_result(exchange())
+        except PsError as error:
+            done.set_exception(error)
 
 
 class TurnFeed(LeaseFeed):

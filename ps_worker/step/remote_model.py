@@ -49,6 +49,9 @@ class RemoteModel:
     From other threads: ``is_busy``, ``no_op_step``, ``interrupt`` and ``resume``.
     """
 
+    #: Makes exchanges beside the training thread.
+    overlap_class: type[Overlap] = Overlap
+
     def __init__(
         self,
         session: Session,
@@ -95,7 +98,7 @@ class RemoteModel:
             reconnect_timeout_seconds=reconnect_timeout_seconds,
         )
         self._assigning = AssignedValues(session, self.pipeline, self._flat, style.writes)
-        self._overlap = Overlap(self.pipeline) if style.overlap else None
+        self._overlap = self.overlap_class(self.pipeline) if style.overlap else None
         parameters = declaration.bindings.parameters
         self._buckets = (
             GradientBuckets(self._flat.plan, parameters, self._gradients, self.pipeline) if style.overlap else None
