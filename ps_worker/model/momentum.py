@@ -106,7 +106,7 @@ class MomentumWarning:
             "model.momentum",
             "model '%s': in %s with %d worker%s%s the staleness of gradients is about %g, and the largest stable "
             "learning rate of %s with %smomentum %g is about 1/%.0f of that of one process; set momentum=0, or use "
-            "Adam or sync (docs/recipes.md, The learning rate in async)",
+            "Adam or sync (docs/learning.md)",
             self._spec.name,
             consistency,
             workers,

@@ -145,7 +145,7 @@ def test_the_warning_names_model_mode_workers_momentum_rate_and_remedy_once(
     assert warnings(caplog) == [
         "model 'net': in async with 4 workers the staleness of gradients is about 3, and the largest stable learning "
         "rate of SGD with momentum 0.9 is about 1/109 of that of one process; set momentum=0, or use Adam or sync "
-        "(docs/recipes.md, The learning rate in async)"
+        "(docs/learning.md)"
     ]
     assert caplog.records[-1].levelno == logging.WARNING
 
