@@ -19,10 +19,9 @@ STEPS = 10_000
 def worker_step(counters: WorkerCounters) -> None:
     """What RemoteModel.step and StepPipeline count."""
     began = time.perf_counter()
-    counters.begins(began)
     sent = time.perf_counter()
     counters.answered(time.perf_counter() - sent, 0.0, 0.0, WaitReason.BOUND)
-    counters.ends(began, time.perf_counter())
+    counters.stepped(began, time.perf_counter())
 
 
 def shard_step(apply: Histogram, reply: Histogram) -> None:

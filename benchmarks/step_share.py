@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from benchmarks.paired import ROOT, TRANSPORTS, Pair, running_pair
+from benchmarks.paired import _WORKER, ROOT, TRANSPORTS, Pair, running_pair
 
 STEPS = {"10 KB": (10_000, 200), "1 MB": (1_000_000, 60)}
 """Bytes of parameters, steps in a block."""
@@ -30,7 +30,7 @@ def shares(measure: Callable[[], Cost], rounds: int = ROUNDS) -> Iterator[str]:
     """A row for each size and transport; ``measure`` is called once a round."""
     for size, (nbytes, steps) in STEPS.items():
         for transport in TRANSPORTS:
-            with running_pair(ROOT, transport, nbytes, {}) as pair:
+            with running_pair(ROOT, {}, _WORKER, [transport, str(nbytes)]) as pair:
                 yield f"{size:6} {transport:5} {_row(pair, steps, measure, rounds)}"
 
 

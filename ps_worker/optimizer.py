@@ -59,7 +59,15 @@ def _without_gradients(step: Callable[..., float | None]) -> Callable[..., float
 
     @wraps(step)
     def wrapper(optimizer: PsOptimizer, *args: Any, **kwargs: Any) -> float | None:
-        chosen = hooked if _has_hooks(optimizer) else step
+        # Whether something is called at each step, or a profiler looks.
+        has_hooks = (
+            optimizer._optimizer_step_pre_hooks
+            or optimizer._optimizer_step_post_hooks
+            or torch_optimizer._global_optimizer_pre_hooks
+            or torch_optimizer._global_optimizer_post_hooks
+            or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        )
+        chosen = hooked if has_hooks else step
         if not torch.is_grad_enabled():
             return chosen(optimizer, *args, **kwargs)
         record_gradients(False)
@@ -70,17 +78,6 @@ def _without_gradients(step: Callable[..., float | None]) -> Callable[..., float
 
     wrapper.hooked = True  # type: ignore[attr-defined]
     return _outside_graphs(wrapper)
-
-
-def _has_hooks(optimizer: PsOptimizer) -> bool:
-    """Whether something is called at each step, or a profiler looks."""
-    return bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
-        or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-    )
 
 
 class PsOptimizer(torch.optim.Optimizer):
@@ -385,8 +382,9 @@ class PsOptimizer(torch.optim.Optimizer):
     def _options(self) -> StepOptions:
         """The options of the next step that are not as declared; the same object until one is set."""
         own = self.param_groups[: self._first_groups] if self._added else self.param_groups
-        pairs = zip(own, self._accepted, strict=True)
-        values = [group.get(name) for group, accepted in pairs for name in accepted]
+        values: list[object] = []
+        for group, accepted in zip(own, self._accepted, strict=True):
+            values += map(group.get, accepted)
         if self._option_values is not None and all(map(is_, values, self._option_values)):
             return self._step_options
         self._option_values = values if all(map(is_immutable, values)) else None

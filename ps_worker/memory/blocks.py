@@ -80,8 +80,10 @@ class FlatMemory:
         """Host memory at ``ranges``, to be sent or received into."""
         if self._mirrors:
             self.wait()
-        host = self.bytes
-        return [host[begin:end] for begin, end in ranges]
+        host, pieces = self.bytes, []
+        for begin, end in ranges:
+            pieces.append(host[begin:end])
+        return pieces
 
     def wait(self) -> None:
         """Until no copy from or to a device is under way."""

@@ -38,10 +38,13 @@ class FlatModel:
             begin = self.plan.offsets[number]
             end = aligned(begin + self.plan.variables[number].nbytes)
             homes.setdefault(devices[number], []).append((begin, end))
-        self._mirrored = any(device != HOST for device in devices)
+        #: Whether some of it is used on other devices.
+        self.is_mirrored = any(device != HOST for device in devices)
+        #: Whether the model has persistent buffers.
+        self.has_buffers = bool(bindings.buffers)
         total_bytes = self.plan.total_bytes
         both = None
-        if doubled and not self._mirrored and can_count_users():
+        if doubled and not self.is_mirrored and can_count_users():
             both = torch.empty(2 * total_bytes, dtype=torch.uint8).zero_()
         self.parameters = FlatMemory(total_bytes, homes, own=None if both is None else both[:total_bytes])
         views = [
@@ -80,11 +83,6 @@ class FlatModel:
         if self.double:
             self.double.lay_out(self.plan)
 
-    @property
-    def has_buffers(self) -> bool:
-        """Whether the model has persistent buffers."""
-        return bool(self._bindings.buffers)
-
     def check_buffers(self) -> None:
         """Raises InvalidRequest for a buffer whose shape has changed."""
         if self._buffer_views:
@@ -103,7 +101,7 @@ class FlatModel:
         """
         self.check_in_place()
         found = self._written.found()
-        if self._mirrored and (found or on_devices):
+        if self.is_mirrored and (found or on_devices):
             return tuple(sorted({*found, *self._written.on_devices()}))
         return found
 
@@ -118,7 +116,7 @@ class FlatModel:
 
     def written_on_devices(self) -> tuple[int, ...]:
         """The variables that ``written`` left out. From any thread, before the second next call of ``written``."""
-        return self._written.on_devices() if self._mirrored else ()
+        return self._written.on_devices() if self.is_mirrored else ()
 
     def mark_published(self) -> None:
         """Note that all current values of the module are the cluster's."""
@@ -152,7 +150,7 @@ class FlatModel:
 
     def host_tensors(self, ranges: Sequence[Range]) -> list[torch.Tensor]:
         """Host memory at ``ranges`` as flat tensors of bytes, to be written."""
-        if self._mirrored:
+        if self.is_mirrored:
             self.parameters.wait()
         return [self.parameters.host[begin:end] for begin, end in ranges]
 
@@ -161,7 +159,7 @@ class FlatModel:
 
         ``step``: the worker's step that they follow; None: that of the last publication.
         """
-        if self._mirrored:
+        if self.is_mirrored:
             self.parameters.to_devices(self._span(Kind.PARAMETER))
         if self.double:
             self.double.land()

@@ -103,12 +103,14 @@ class WrittenValues:
         devices = bindings.devices[: len(bindings.parameters)]
         on_host = _Places.of(plan, [n for n, device in enumerate(devices) if device == HOST])
         self._host: _Whole | _Sampled
+        self._compares_all = False
         if (
             not double
             and len(on_host.numbers) == len(devices)
             and on_host.end_bytes - on_host.begin_bytes <= WHOLE_BYTES
         ):
             self._host = _Whole(memory, on_host)
+            self._compares_all = True
         else:
             self._host = _Sampled(memory, on_host, double)
         self._on_devices = [
@@ -122,8 +124,11 @@ class WrittenValues:
         self._step = step or self._step
         self._versions = list(map(_VERSION, self._parameters))
         self._host.take(self._step[1])
-        probed = self._watched.union(self._window()) if self._watched else self._window()
-        self._sums = self._summed(probed) if probed else {}
+        if self._watched or not self._compares_all:
+            probed = self._watched.union(self._window())
+            self._sums = self._summed(probed) if probed else {}
+        else:
+            self._sums = {}
         self._published += 1
 
     def found(self) -> tuple[int, ...]:
@@ -195,7 +200,7 @@ class WrittenValues:
 
     def _window(self) -> Sequence[int]:
         """The parameters whose values are all checked in this step."""
-        if isinstance(self._host, _Whole):
+        if self._compares_all:
             return ()
         if self._published < _WHOLE_PROBES:
             return range(len(self._parameters))

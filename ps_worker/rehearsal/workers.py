@@ -520,7 +520,7 @@ class RehearsedSession(Session):
 
     def pass_barrier(self, announce: Callable[[], None]) -> None:
         """As of every session."""
-        member, phase, arrived = self._membership.member, self._phase, False
+        member, phase, arrived = self._membership.member, self.phase, False
         while True:
             self.check()
             announce()
@@ -532,7 +532,7 @@ class RehearsedSession(Session):
             if reply.released:
                 break
             self._worker.ask_later("waiting at the barrier for worker " + ", ".join(map(str, reply.missing_ranks)))
-        self._phase += 1
+        self.phase += 1
         self._worker.changed()
 
     def _is_beyond(self, status: ModelStatus, phase: int) -> bool:

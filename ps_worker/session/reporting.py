@@ -76,13 +76,10 @@ class WorkerCounters:
     exchange_bytes: int = 0
     _ended: float = 0.0
 
-    def begins(self, now: float) -> None:
-        """A step begins at ``now``, seconds of a steady clock."""
+    def stepped(self, began: float, now: float) -> None:
+        """The step that began at ``began``, seconds of a steady clock, has ended."""
         if self._ended:
-            self.compute_seconds += now - self._ended
-
-    def ends(self, began: float, now: float) -> None:
-        """The step that began at ``began`` has ended."""
+            self.compute_seconds += began - self._ended
         self.step.observe(now - began)
         self._ended = now
 
@@ -218,7 +215,11 @@ class StatsWindow:
     def record_step(self, now: float, nbytes: int, staleness: int) -> None:
         """One push and pull of ``nbytes`` together, whose push had this staleness."""
         self._staleness = staleness
-        self._add(now, 1, 0, nbytes)
+        if not self._marks or now - self._marks[-1].at_seconds >= 0.25:
+            self._add(now, 1, 0, nbytes)
+            return
+        self._steps += 1
+        self._bytes += nbytes
 
     def record_samples(self, now: float, samples: int) -> None:
         """Samples handed to the training loop."""

@@ -82,7 +82,8 @@ class Session:
         self._membership = membership
         self._pid = os.getpid()
         self._closed = threading.Event()
-        self._phase = membership.phase_at_join
+        #: Barriers passed.
+        self.phase = membership.phase_at_join
         #: The shards as last seen, also while they are away.
         self._shards: dict[int, Member] = {}
         self._seen = ClusterView()
@@ -98,8 +99,8 @@ class Session:
         self.instruments = Instruments()
         self._metrics: MetricsServer | None = None
         self._alive: AliveFile | None = None
-        #: Raises an error when a server that this process started has ended.
-        self.check_own_servers: Callable[[], None] = lambda: None
+        #: Raises an error when a server that this process started has ended; None: it has started none.
+        self.check_own_servers: Callable[[], None] | None = None
 
     @classmethod
     def join(cls, config: WorkerConfig) -> Self:
@@ -149,7 +150,8 @@ class Session:
             self._closed.set()
             seconds = self._config.reconnect_timeout_seconds
             try:
-                self.check_own_servers()
+                if self.check_own_servers is not None:
+                    self.check_own_servers()
             except StateLost:
                 seconds = 0.0  # The script ran alone: nobody else waits, and the coordinator may be what has ended.
             self._membership.leave(reason, seconds)
@@ -205,11 +207,6 @@ class Session:
         return self._membership.member.incarnation
 
     @property
-    def phase(self) -> int:
-        """Barriers passed."""
-        return self._phase
-
-    @property
     def view(self) -> ClusterView:
         """The newest view of the cluster."""
         return self._membership.view
@@ -228,7 +225,8 @@ class Session:
         """Raises Fenced when this worker lost its place, StateLost when a server of the script's own has ended."""
         if self._membership.fenced is not None:
             self._membership.check()
-        self.check_own_servers()
+        if self.check_own_servers is not None:
+            self.check_own_servers()
 
     def initialiser(self) -> bool:
         """Whether this is the lowest live rank now."""
@@ -331,11 +329,11 @@ class Session:
             self.check()
             # The shards first: from now on no step of the ending phase waits for this worker.
             announce()
-            reply = self._persist(lambda left: self._client.barrier(member, self._phase, times.WAIT_SECONDS, left))
+            reply = self._persist(lambda left: self._client.barrier(member, self.phase, times.WAIT_SECONDS, left))
             if reply.released:
                 break
             self.wait_hint("waiting at the barrier for worker " + ", ".join(map(str, reply.missing_ranks)))
-        self._phase += 1
+        self.phase += 1
 
     def exchange(self, key: ExchangeKey, payload: bytes, wait_seconds: float) -> ExchangeState:
         """See CoordinatorClient.exchange; repeated while the coordinator is away."""
@@ -349,7 +347,7 @@ class Session:
         """Count one push; ``bytes`` were transferred in both directions. ``clock``: of this phase, with the push."""
         self.steps += 1
         self.progress.record_step(bytes, staleness)
-        self.progress.position = self._phase, clock
+        self.progress.position = self.phase, clock
         if samples:
             self.progress.record_samples(samples)
 

@@ -107,7 +107,7 @@ class GradientBuffers:
 
     def pieces(self, shard: int, ranges: Sequence[Range]) -> list[memoryview]:
         """Bytes of the shard's region, to be sent."""
-        return self._block(shard).pieces(ranges)
+        return (self._blocks[shard] or self._block(shard)).pieces(ranges)
 
     def memory(self, shard: int) -> memoryview:
         """All bytes of the shard's region, without those that are still being copied from a device."""

@@ -23,6 +23,7 @@ from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Mode, ShardMap
 from ps_protocol.retry import SHARD, Attempts
 from ps_protocol.tracing.tracer import Attributes
+from ps_protocol.wire.formats import RAW
 from ps_protocol.wire.shared_memory import KeptMappings
 from ps_worker.memory.flat import FlatModel
 from ps_worker.memory.plan import FlatPlan
@@ -43,6 +44,8 @@ T = TypeVar("T")
 
 State = dict[int, dict[str, torch.Tensor]]
 """Tensors by number of the variable and name."""
+
+_WAITED = attrgetter("waited_seconds")
 
 _OTHERS = {mode: WaitReason.ROUND if mode.collects else WaitReason.BOUND for mode in Mode}
 """What a step of each mode waits for when it waits for other workers."""
@@ -90,6 +93,11 @@ class StepPipeline:
         self._router = RowRouter(shard_map)
         #: One to each shard that has anything of the model.
         self.streams = self._new_streams()
+        self._shards = [stream.shard for stream in self.streams]
+        #: Answers are received into the model's memory, without a place between.
+        self._is_direct = style.wire == RAW and not style.overlap
+        #: What steps wait for when they wait for other workers, by the mode that was last looked at.
+        self._others = WaitReason.BOUND
         #: (phase, clock): where this worker stands after its last push.
         self.position: Position = (session.phase, 0)
         #: The cluster's view that all streams were last looked at under; None: not since there are others.
@@ -139,14 +147,16 @@ class StepPipeline:
         Raises the errors of shards once all have answered; the step counts nevertheless. Raises Unavailable when a
         shard stayed away, StateLost when one came back without its parameters, Fenced when this worker lost its place.
         """
-        self._session.check()
+        session = self._session
+        session.check()
         try:
-            if self._session.view is not self._seen or not all(map(attrgetter("is_alive"), self.streams)):
+            if session.view is not self._seen or not all(map(attrgetter("is_alive"), self.streams)):
                 shard_map = self.shard_map
                 self.following_moves(self.ensure_open)
                 if shard_map is not self.shard_map:
                     push.staged = ()
-            push.phase, push.clock = self.position = self.next_position
+            (phase, clock), now = self.position, session.phase
+            push.phase, push.clock = self.position = (phase, clock + 1) if phase >= now else (now, 1)
             push.sequence = self._sequence = self._sequence + 1
             for stream in self.streams:
                 stream.send(push)
@@ -194,12 +204,12 @@ class StepPipeline:
         counters, began = self._counters, time.perf_counter()
         reconnecting = counters.waits[WaitReason.RECONNECT]
         self._in_turns(receive, (push.phase, push.clock))
-        found = [answers[stream.shard] for stream in self.streams]
+        found = list(map(answers.__getitem__, self._shards))
         counters.answered(
             time.perf_counter() - began,
-            max([answer.waited_seconds for answer in found]),
+            max(map(_WAITED, found)),
             counters.waits[WaitReason.RECONNECT] - reconnecting,
-            _OTHERS[self._session.consistency.mode],
+            self._others,
         )
         return found
 
@@ -348,8 +358,9 @@ class StepPipeline:
 
     def publish(self) -> None:
         """Make the parameters that exchanges have brought the model's."""
-        for stream in self.streams:
-            stream.land()
+        if not self._is_direct:
+            for stream in self.streams:
+                stream.land()
         self._flat.publish_parameters(self.position)
 
     def save_state(self, variable: int | None = None) -> State:
@@ -387,7 +398,7 @@ class StepPipeline:
             if not stream.is_open:
                 self._open_first(stream)
                 self._report_transports()
-        self._seen = seen
+        self._seen, self._others = seen, _OTHERS[self._session.consistency.mode]
 
     def _open_first(self, stream: ShardStream) -> StreamPosition:
         """Open ``stream`` while no push is under way; the worker goes on from the highest position of any shard."""
@@ -559,6 +570,7 @@ class StepPipeline:
         self._flat.lay_out(shard_map)
         self._gradients.lay_out(self._flat.plan)
         self.streams, self._seen = self._new_streams(), None
+        self._shards = [stream.shard for stream in self.streams]
         self.load_residuals(residuals)
         for stream in self.streams:
             stream.version = versions.get(stream.shard, min(versions.values()))

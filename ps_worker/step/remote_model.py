@@ -155,15 +155,14 @@ class RemoteModel:
 
         ``weight``: see StepPush. Raises as the optimizer's ``step``.
         """
-        counters, began = self._counters, perf_counter()
-        counters.begins(began)
+        began = perf_counter()
         try:
             if (tracer := self._session.instruments.tracer) is None:
                 self._step(None, weight, skip)
             else:
                 self._step_traced(tracer, weight, skip)
         finally:
-            counters.ends(began, perf_counter())
+            self._counters.stepped(began, perf_counter())
 
     def _step_traced(self, tracer: Tracer, weight: float, skip: bool) -> None:
         said: Attributes = {"model": self.name, "rank": self._session.rank, "step": self._session.steps + 1}
@@ -201,7 +200,7 @@ class RemoteModel:
         if self._sends_buffers:
             self._gradients.pushed.collect_buffers()
             self._flat.buffers_sent()
-        else:
+        elif self._flat.has_buffers:
             # Where the buffers of rank 0 are refused, those of all ranks are.
             self._flat.check_buffers()
         ahead = self._session.lookahead if self._overlap else 0
@@ -219,7 +218,7 @@ class RemoteModel:
             table_options=options.tables,
             trace=trace,
             weight=weight,
-            looks_on_devices=not written,
+            looks_on_devices=self._flat.is_mirrored and not written,
         )
         if trace is not None:
             trace.part("collect", begin_ns, monotonic_ns())

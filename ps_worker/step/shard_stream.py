@@ -70,6 +70,7 @@ class ShardStream:
         #: Holds parameters until ``land``; None: they are received into the model's memory.
         self._receive_buffer: ReceiveBuffer | BackRegion | None = None
         self._transport: ClientTransport | None = None
+        self.is_dropped = True  # there is no stream at all, so that nothing can be under way
         self.is_pushing = False  # a push has been sent whose answer has not come
         #: Of the push under way, and of the last that the shard has reported as applied.
         self._sequence = self._acknowledged = 0
@@ -114,11 +115,6 @@ class ShardStream:
         return self._transport is not None and self._session.shard_incarnation(self.shard) != self._opened_to
 
     @property
-    def is_dropped(self) -> bool:
-        """Whether there is no stream at all, so that nothing can be under way."""
-        return self._transport is None
-
-    @property
     def age_seconds(self) -> float:
         """How long the stream has been open; 0 when it never was."""
         return time.monotonic() - self._opened_at if self._opened_at else 0.0
@@ -147,6 +143,7 @@ class ShardStream:
         )
         self._opened_to = session.shard_incarnation(self.shard)
         opened, self._transport = open_stream(session.shard_channel(self.shard), link, request)
+        self.is_dropped = False
         if self.is_outdated:
             # ``interrupt_outdated`` may have run before this stream was there.
             self.drop()
@@ -185,6 +182,7 @@ class ShardStream:
                 # The shard may hold the push and read it later: what the user's backward writes must not reach it.
                 self._gradients.place(self.shard)
         self._transport, self._opened_at, self.is_pushing, self._staged = None, 0.0, False, []
+        self.is_dropped = True
         self._pending_lookups.forget()
 
     # -- pushes
@@ -222,7 +220,7 @@ class ShardStream:
             skipped=push.skipped,
             finite=push.finite,
             ahead=push.ahead,
-            staged=[position for span in staged for position in span],
+            staged=[position for span in staged for position in span] if staged else (),
             tables=rows.tables,
             traceparent=push.trace.traceparent if push.trace is not None else "",
             weight=push.weight,
@@ -242,7 +240,9 @@ class ShardStream:
             self.is_pushing = False
             raise
         self._options, self._table_options = push.options, push.table_options
-        self._sent_bytes = sum(map(len, (*pieces, *rows.pieces))) + sum([end - begin for begin, end in staged])
+        self._sent_bytes = sum(map(len, (*pieces, *rows.pieces)))
+        if staged:
+            self._sent_bytes += sum(end - begin for begin, end in staged)
         if trace is not None:
             trace.sent(self._sent_bytes)
 
@@ -253,7 +253,9 @@ class ShardStream:
         """
         if (transport := self._transport) is None:
             raise self._not_open()
-        if (result := self._receive(transport)) is None:
+        while isinstance(result := self._answer(transport), RowsAnswer):
+            pass
+        if result is None:
             return None
         self.is_pushing = False
         outcome = result.outcome
@@ -273,33 +275,31 @@ class ShardStream:
             errors=(result.error,) if result.error else (),
         )
 
-    def _receive(self, transport: ClientTransport) -> StepAnswer | None:
-        while isinstance(result := self._answer(transport), RowsAnswer):
-            pass
-        if self._receive_buffer and result:
-            self._receive_buffer.complete(result)
-        return result
-
     def _answer(self, transport: ClientTransport) -> Answer | None:
         trace = self._trace if self.is_pushing else None
         if trace is not None:
             trace.waits()
-        answer = transport.receive(self._place_answer)
+        answer = transport.receive(self._place)
         if trace is not None:
             trace.received(answer)
         if isinstance(answer, RowsAnswer):
             self._pending_lookups.complete(answer, self.peer)
+        elif self._receive_buffer and answer:
+            self._receive_buffer.complete(answer)
         return answer
 
-    def _place_answer(self, answer: Answer) -> Sequence[memoryview]:
+    def _place(self, answer: Answer) -> Sequence[memoryview]:
+        """The memory for the payload of ``answer``."""
         if self._trace is not None:
             self._trace.arrives()
         if isinstance(answer, RowsAnswer):
             return self._pending_lookups.place(answer, self.peer)
-        return self._receive_buffer.place(answer) if self._receive_buffer else self._place(answer)
+        if self._receive_buffer:
+            return self._receive_buffer.place(answer)
+        return self._flat.pieces(self._flat.plan.ranges(self.shard, answer.absent, answer.with_buffers))
 
-    def _place(self, result: StepAnswer) -> list[memoryview]:
-        return self._flat.pieces(self._flat.plan.ranges(self.shard, result.absent, result.with_buffers))
+    def _place_pulled(self, answer: StepAnswer) -> Sequence[memoryview]:
+        return self._flat.pieces(self._flat.plan.ranges(self.shard, answer.absent, answer.with_buffers))
 
     def land(self) -> None:
         """Make received parameters the model's, where neither ``receive`` nor ``publish_parameters`` does."""
@@ -346,10 +346,10 @@ class ShardStream:
         """Receive the newest parameters and buffers into flat memory. Raises PsError."""
         if self._transport is None:
             self._flat.forget_arrived(self.shard)
-            self.version = self.values.pull(self._place)
+            self.version = self.values.pull(self._place_pulled)
             return
         self._transport.fetch()
-        while (result := self._receive(self._transport)) is None:
+        while (result := self._answer(self._transport)) is None or isinstance(result, RowsAnswer):
             pass
         self.version = result.version
         self.land()

@@ -141,7 +141,9 @@ def read_answer(replies: Replies, place: Place, on_wait: Callable[[str], None], 
             actual=f"{actual} bytes",
             remedy="use the same torch-ps on both sides",
         )
-    if payload:
+    if payload and len(pieces) == 1:
+        pieces[0][:] = payload
+    elif payload:
         fill(pieces, payload)
     elif pieces:
         replies.payload(answer, pieces)

@@ -5,8 +5,8 @@ import pytest
 from benchmarks.step_files import calls_of_a_step, files_of_a_step, of_packages
 
 MOST = 40
-#: Functions that a small step enters.
-MOST_CALLS = {"ps_worker": 75, "ps_server": 60, "protos/ps_protocol": 30}
+#: Functions that a small step enters; on a busy machine some pushes come in parts, and take more.
+MOST_CALLS = {"ps_worker": 55, "ps_server": 70, "protos/ps_protocol": 35}
 
 
 @pytest.mark.parametrize("transport", ["bulk", "shm"])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -12,10 +16,13 @@ from ps_protocol.cluster.requests import PushHeader
 from ps_protocol.errors import InternalError, InvalidRequest, NonFiniteGradient
 from ps_protocol.model.spec import Consistency, Mode, NonFinite
 from ps_protocol.wire.carrier import PlainCarrier
+from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.log.entries import MemoryLog
+from ps_server.shard.step.model import ShardModel
+from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.stream import StepStream
 from ps_server.state.replica import Replica, Step
-from tests.support.shards import wait_until
+from tests.support.shards import TestShard, wait_until
 from tests.transports.support import assert_same, begin, line, running_shard, trained, whole_numbers
 
 SHAPES = ((40, 50), (3,))
@@ -170,3 +177,83 @@ def test_an_answer_that_the_socket_does_not_take_whole_is_sent_by_the_writing_ta
             for step in steps:
                 worker.exchange(step, finite=True)
             assert_same(worker.values, trained(initial, *steps))
+
+
+def test_pushes_that_come_in_one_turn_of_the_event_loop_are_decided_together_and_applied_in_their_order(
+    side, monkeypatch
+):
+    together, decide = [], ShardModel._decide
+
+    def noting(model: ShardModel, pushes: Any) -> None:
+        together.append([push.info.worker.rank for push in pushes])
+        decide(model, pushes)
+
+    with running_shard(live={0: 1, 1: 1, 2: 1}) as shard, ExitStack() as stack:
+        model, initial = begin(shard, *SHAPES)
+        lines = [stack.enter_context(line(shard, model, side, rank=rank)) for rank in range(3)]
+        steps = [whole_numbers(model, seed) for seed in range(1, 7)]
+        for worker, step in zip(lines, steps[:3], strict=True):
+            worker.exchange(step, finite=True)
+        monkeypatch.setattr(ShardModel, "_decide", noting)
+        with held_up(shard):
+            for worker, step in zip(lines, steps[3:], strict=True):
+                worker.push(step, finite=True)
+        assert [worker.receive().version for worker in lines] == [6, 6, 6]
+        for worker in lines:
+            assert_same(worker.values, trained(initial, *steps))
+        assert [sorted(each) for each in together] == [[0, 1, 2]]
+
+
+@contextmanager
+def held_up(shard: TestShard) -> Iterator[None]:
+    """The event loop of ``shard`` does nothing meanwhile."""
+    begun, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        go.wait()
+
+    shard.loop.loop.call_soon_threadsafe(hold)
+    begun.wait()
+    try:
+        yield
+    finally:
+        go.set()
+
+
+@pytest.mark.parametrize("event", ["pause", "members", "another push", "stop"])
+def test_what_was_gathered_is_decided_before_anything_else_is_and_given_up_when_the_model_stops(event):
+    with running_shard(live={0: 1, 1: 1}) as shard:
+        model, _ = begin(shard, *SHAPES)
+
+        def push(rank: int) -> IncomingPush:
+            info = PushInfo(WorkerKey(rank, 1), 1, Position(0, 1), 0)
+            assert model.reserve_now()
+            region = model.pool.take()
+            region.data.zero_()
+            return IncomingPush(info, region, frozenset(), (), finite=True, reserved_bytes=model.layout.region_bytes)
+
+        async def scenario() -> None:
+            order: list[int] = []
+            for rank in range(2):
+                model.attach(WorkerKey(rank, 1), 0)
+            first, second = push(0), push(1)
+            model.gather(first, lambda each: order.append(each.info.worker.rank))
+            match event:
+                case "pause":
+                    model.gate.pause()
+                case "members":
+                    model.members({1: 1})
+                case "another push":
+                    await model.push(second)
+                case _:
+                    model.stop(InternalError("it stops"))
+            assert order == ([] if event == "stop" else [0])
+            assert model.tracker.version == {"stop": 0, "another push": 2}.get(event, 1)
+            if event != "another push":
+                model.pool.give(second.region)
+            await asyncio.sleep(0)
+            assert order == ([] if event == "stop" else [0])
+            assert model.pool.in_use == 0
+
+        shard.loop.run(scenario())

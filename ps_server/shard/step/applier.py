@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -69,6 +70,21 @@ EXPIRY_BYTES = 1 << 20
 
 KEPT_SKIPPED = 1024
 """Pushes whose step raised that are remembered for their answers; many more than may be unanswered."""
+
+
+@dataclass(slots=True)
+class Due:
+    """An update whose pushes are decided."""
+
+    #: In rank order; more than one in sync.
+    pushes: Sequence[IncomingPush]
+    #: What it makes.
+    version: int
+    #: Factor on the learning rate.
+    scale: float = 1.0
+    is_round: bool = False
+    #: Makes its step; None: what the applier has.
+    combine: Combine | None = None
 
 
 class Applier:
@@ -179,6 +195,13 @@ class Applier:
             self.log.release(nbytes)
             raise
 
+    def answerable(self) -> Published | None:
+        """The newest version decided, where an answer may bring it now; None: something has to be waited for."""
+        newest, replication = self._newest, self._replication
+        if newest is None or not newest.ready.done() or self.gate.engaged:
+            return None
+        return newest if replication is None or not replication.engaged else None
+
     def reserve_now(self) -> bool:
         """Reserve room in the log for a push without rows, where it can be decided, made and answered at once.
 
@@ -267,63 +290,69 @@ class Applier:
         self._newest = Published(version, made, self.pool)
         return made
 
-    def update(
-        self,
-        pushes: Sequence[IncomingPush],
-        version: int,
-        live_workers: int,
-        *,
-        scale: float = 1.0,
-        is_round: bool,
-        combine: Combine | None = None,
-    ) -> None:
-        """Queue the update that ``pushes``, each reserved for, make together: by ``combine``, where it is given."""
-        first, since, is_alone = pushes[0], time.perf_counter(), len(pushes) == 1
+    def update(self, due: Sequence[Due], live_workers: int) -> None:
+        """Queue updates, each of pushes that are reserved for, to be made one after another."""
+        since, cost, last = time.perf_counter(), 0, due[-1]
         # A step is made with the options of its first push, and those of its first push with rows.
-        self.options, cost = first.options, 0
-        if self._has_tables and (rows := [push.rows for push in pushes if push.rows is not None]):
-            self.row_options, cost = rows[0].options, sum([each.cost for each in rows])
+        self.options = last.pushes[0].options
+        for each in due if self._has_tables else ():
+            if rows := [push.rows for push in each.pushes if push.rows is not None]:
+                self.row_options, cost = rows[0].options, cost + sum([one.cost for one in rows])
 
         def work(replica: Replica) -> None:
-            infos = (first.info,) if is_alone else tuple([push.info for push in pushes])
-            is_traced = first.trace is not None or not is_alone
-            traces = [push.trace for push in pushes if push.trace is not None] if is_traced else ()
-            began, began_ns = time.perf_counter(), time.monotonic_ns() if traces else 0
-            taken = None
-            try:
-                step, taken = (combine or self.combine)(
-                    pushes, scale, live_workers, self.pool, replica.tables, keep=self.log.keeps
-                )
-                if not is_round:
-                    self.samples.sample(step, began, first.squared_norm)
-                self._make(replica, AppliedUpdate(self._name, version, infos, is_round, step), traces)
-            finally:
-                if taken is not None:
-                    self.pool.give(taken)
-                for trace in traces:
-                    trace.applied(began_ns, time.monotonic_ns())
-                times = self.times
-                times.apply.observe(time.perf_counter() - began)
-                for push in pushes:
-                    waited = began - since + push.checked_seconds
-                    times.queued += waited
-                    times.queued_bytes += waited * push.reserved_bytes
-                    self.free(push)
+            for each in due:
+                self._update(replica, each, live_workers, since)
 
-        untouched = first.absent if is_alone else frozenset.intersection(*[push.absent for push in pushes])
-        queued = self.change(version, work, cost, untouched=untouched)
+        absent = last.pushes[0].absent
+        if absent and (len(due) > 1 or len(last.pushes) > 1):
+            absent = frozenset.intersection(*[push.absent for each in due for push in each.pushes])
+        queued = self.change(last.version, work, cost, untouched=absent)
         if queued.done():
-            self._updated(pushes, queued)  # at once: another turn of the event loop costs more
+            self._updated(due, queued)  # at once: another turn of the event loop costs more
         else:
-            queued.add_done_callback(partial(self._updated, pushes))
+            queued.add_done_callback(partial(self._updated, due))
 
-    def _updated(self, pushes: Sequence[IncomingPush], queued: asyncio.Future[Region]) -> None:
-        for push in pushes:
-            self.log.release(push.reserved_bytes)
+    def _update(self, replica: Replica, due: Due, live_workers: int, since: float) -> None:
+        """In the executor, for which it has waited ``since`` then."""
+        pushes, first = due.pushes, due.pushes[0]
+        is_alone = len(pushes) == 1
+        infos = (first.info,) if is_alone else tuple([push.info for push in pushes])
+        is_traced = first.trace is not None or not is_alone
+        traces = [push.trace for push in pushes if push.trace is not None] if is_traced else ()
+        began, began_ns = time.perf_counter(), time.monotonic_ns() if traces else 0
+        taken, times = None, self.times
+        try:
+            step, taken = (due.combine or self.combine)(
+                pushes, due.scale, live_workers, self.pool, replica.tables, keep=self.log.keeps
+            )
+            if not due.is_round:
+                self.samples.sample(step, began, first.squared_norm)
+            self._make(replica, AppliedUpdate(self._name, due.version, infos, due.is_round, step), traces)
+        finally:
+            if taken is not None:
+                self.pool.give(taken)
+            for trace in traces:
+                trace.applied(began_ns, time.monotonic_ns())
+            times.apply.observe(time.perf_counter() - began)
+            for push in pushes:
+                waited = began - since + push.checked_seconds
+                times.queued += waited
+                times.queued_bytes += waited * push.reserved_bytes
+                self.free(push)
+
+    def _updated(self, due: Sequence[Due], queued: asyncio.Future[Region]) -> None:
+        for each in due:
+            for push in each.pushes:
+                self.log.release(push.reserved_bytes)
         if queued.cancelled() or queued.exception() is not None:
             self._ended(queued)
-        if self.skipped and (skipped := self.skipped.get(_key(pushes[0].info))):
-            self._note_skipped([push.info for push in pushes], skipped)
+            for each in due:
+                for push in each.pushes:
+                    self.free(push)  # an update before its own has failed
+        if self.skipped:
+            for each in due:
+                if skipped := self.skipped.get(_key(each.pushes[0].info)):
+                    self._note_skipped([push.info for push in each.pushes], skipped)
 
     def _make(self, replica: Replica, update: AppliedUpdate, traces: Sequence[ServedPush]) -> None:
         """In the executor. First the log: what cannot be logged is not applied."""

@@ -19,7 +19,9 @@ class Gate:
     An open gate costs nothing: ``engaged`` and ``closed`` are attributes, asked before anything is called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        """``before`` is called before anything has to wait: what came earlier passes."""
+        self._before = before
         #: Something has to wait, or is refused.
         self.engaged = False
         #: What stopped the model; None while it runs.
@@ -32,10 +34,12 @@ class Gate:
 
     def admit(self, targets: Mapping[WorkerKey, int]) -> None:
         """Let pushes pass up to these sequences, and no others."""
+        self._before()
         self._set(targets, paused=False)
 
     def pause(self) -> None:
         """Let nothing pass until ``open``."""
+        self._before()
         self._set({}, paused=True)
 
     def open(self) -> None:

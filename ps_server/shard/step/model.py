@@ -34,7 +34,7 @@ from ps_server.optimizers.state import StateEntry
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.execution.tasks import Timer
-from ps_server.shard.step.applier import Applier
+from ps_server.shard.step.applier import Applier, Due
 from ps_server.shard.step.clipped import AskNorm, ClippedRounds, ClippedSteps
 from ps_server.shard.step.connections import Connections
 from ps_server.shard.step.gate import Gate
@@ -81,12 +81,14 @@ class ShardModel:
         self.tracker = start.tracker
         self.tracker.configure(consistency.with_rule(self.layout.shard_map.spec.stale))
         #: Holds pushes back while the job is captured at one point, and is closed by what stops the model.
-        self.gate = Gate()
+        self.gate = Gate(self.decide_gathered)
         self._applier = Applier(
             start.replica, self.tracker, executor, log, self.gate, replication, failpoints, self.stop
         )
         self.times, self.samples = self._applier.times, self._applier.samples
         self.pool, self.copies = self._applier.pool, self._applier.copies
+        #: The newest version decided, where an answer may bring it now; None: something has to be waited for.
+        self.answerable: Callable[[], Published | None] = self._applier.answerable
         #: When each slice was changed last, by what has been decided so far.
         self.last_changes = self._applier.last_changes
         #: Regions that workers map and fill with gradients.
@@ -103,7 +105,9 @@ class ShardModel:
         self.streams, self.uploads = Connections(self.name), Connections(self.name)
         #: Live workers that have been sent the values, or had them when they opened a stream.
         self.supplied: set[WorkerKey] = set()
-        self._executor = executor
+        self._executor, self._loop = executor, asyncio.get_running_loop()
+        #: Pushes that came in this turn of the event loop, and what is called when they are decided.
+        self._gathered: list[tuple[IncomingPush, Callable[[IncomingPush], None]]] = []
         self.failpoints = failpoints
         #: The next shard map and what it needs, until the cluster decides; nothing changes and no snapshot begins then.
         self.pending: StagedReshard | None = None
@@ -163,6 +167,7 @@ class ShardModel:
 
     def members(self, live: Mapping[int, int]) -> None:
         """The live workers: rank to incarnation."""
+        self.decide_gathered()
         self._live_workers = max(1, len(live))
         if self.clipped is not None:
             self.clipped.live_workers = self._live_workers
@@ -176,12 +181,14 @@ class ShardModel:
 
     def configure(self, consistency: Consistency) -> None:
         """Change the consistency mode; the model keeps a rule of its own for stale pushes."""
+        self.decide_gathered()
         self.tracker.configure(consistency.with_rule(self.layout.shard_map.spec.stale))
         self._advance()
 
     def attach(self, worker: WorkerKey, phase: int, clock: int | None = None) -> Position:
         """A worker opened its stream; returns where it stands. ``clock``: it has been here before. Raises Fenced."""
         self.gate.check()
+        self.decide_gathered()
         position = self.tracker.attach(worker, phase, clock)
         if clock is not None:
             self.supplied.add(worker)
@@ -191,17 +198,20 @@ class ShardModel:
     def arrive(self, worker: WorkerKey, phase: int) -> None:
         """A worker entered the barrier that ends ``phase``. Raises Fenced."""
         self.gate.check()
+        self.decide_gathered()
         self.tracker.arrive(worker, phase)
         self._advance()
 
     # -- pushes
 
-    async def push(self, push: IncomingPush) -> PushDecision:
-        """Decide about a push and queue its work.
+    async def push(self, push: IncomingPush) -> PushDecision | None:
+        """Decide about a push, which has its ``decision`` then, and queue its work.
 
         Raises Fenced, InvalidRequest, NonFiniteGradient, StateLost, TableFull or StorageFull; then nothing was decided.
         """
         try:
+            if self._gathered:
+                self.decide_gathered()
             if self.gate.closed:
                 self.gate.check()
             if not self.values.initialised:
@@ -219,7 +229,10 @@ class ShardModel:
         except BaseException:
             self._applier.give_up(push)
             raise
-        return self.decide(push)
+        self._decide([push])
+        if push.error is not None:
+            raise push.error
+        return push.decision
 
     def reserve_now(self) -> bool:
         """Reserve for a push without rows that may be decided, and its answer sent, at once; whether that may be."""
@@ -229,24 +242,46 @@ class ShardModel:
         """End such a reservation: the push has not come."""
         self._applier.log.release(self.layout.region_bytes)
 
-    def decide(self, push: IncomingPush) -> PushDecision:
-        """Decide about a push that has been reserved for, and queue its work. Raises Fenced, InvalidRequest."""
-        info = push.info
-        try:
-            decision = self.tracker.push(info)
-        except BaseException:
-            self._applier.give_up(push)
-            raise
-        if decision.verdict is Verdict.APPLY:
-            self.staleness[info.worker.rank] = decision.staleness
-            scale, version = decision.scale, self.tracker.version
-            self._applier.update([push], version, self._live_workers, scale=scale, is_round=False)
-        elif decision.verdict is Verdict.HOLD:
-            self._held.hold(push)
-        else:
-            self._applier.give_up(push)
+    def gather(self, push: IncomingPush, decided: Callable[[IncomingPush], None]) -> None:
+        """Decide about a push that has been reserved for, with all others that this turn of the event loop brings.
+
+        Then ``decided`` is called, in their order; ``error`` of a push that is refused says why. Nothing is called when
+        the model stops before.
+        """
+        if not self._gathered:
+            self._loop.call_soon(self.decide_gathered)
+        self._gathered.append((push, decided))
+
+    def decide_gathered(self) -> None:
+        """Decide now about what was gathered: before anything else is decided, or has to wait."""
+        if not self._gathered:
+            return
+        gathered, self._gathered = self._gathered, []
+        self._decide([push for push, _ in gathered])
+        for push, decided in gathered:
+            decided(push)
+
+    def _decide(self, pushes: Sequence[IncomingPush]) -> None:
+        """Decide about pushes that have been reserved for, in order, and queue their work."""
+        due = []
+        for push in pushes:
+            info = push.info
+            try:
+                decision = push.decision = self.tracker.push(info)
+            except Exception as error:  # noqa: BLE001 -- it belongs to the stream of this push
+                push.error = error
+                self._applier.give_up(push)
+                continue
+            if decision.verdict is Verdict.APPLY:
+                self.staleness[info.worker.rank] = decision.staleness
+                due.append(Due([push], self.tracker.version, decision.scale))
+            elif decision.verdict is Verdict.HOLD:
+                self._held.hold(push)
+            else:
+                self._applier.give_up(push)
+        if due:
+            self._applier.update(due, self._live_workers)
         self._advance()
-        return decision
 
     def resume(self) -> None:
         """The model is not paused any more: continue with what has waited."""
@@ -278,7 +313,8 @@ class ShardModel:
                 self.differences.note(pushes)
             if pushes:
                 combine = self.clipped.joined.pop(ready.position).combine if self.clipped is not None else None
-                self._applier.update(pushes, ready.version, self._live_workers, is_round=True, combine=combine)
+                due = Due(pushes, ready.version, is_round=True, combine=combine)
+                self._applier.update([due], self._live_workers)
         grace_ends = self.tracker.grace_ends
         if grace_ends is not None or self._grace is not None:
             self._grace = self._grace or Timer(self._advance)
@@ -296,6 +332,9 @@ class ShardModel:
 
     def stop(self, error: PsError) -> None:
         """Decide and answer nothing any more."""
+        gathered, self._gathered = self._gathered, []
+        for push, _ in gathered:
+            self._applier.give_up(push)
         self.gate.close(error)
         if self._grace:
             self._grace.set(None)
@@ -338,11 +377,6 @@ class ShardModel:
     async def settled(self) -> None:
         """Returns when everything decided so far is done and answers may rest on it. Raises what stopped the model."""
         await self._applier.settled()
-
-    @property
-    def newest(self) -> Published:
-        """The newest version decided; ready once everything decided so far has been done."""
-        return self._applier.newest
 
     async def take_published(self, *, quick: bool = False, trace: ServedPush | None = None) -> Published:
         """Parameters and buffers after everything decided so far, which the caller gives back once they are read.

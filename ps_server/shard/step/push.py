@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError
+from ps_protocol.errors import InvalidRequest, NonFiniteGradient
 from ps_protocol.model.spec import ModelSpec, NonFinite, Options
 from ps_server import tables as row_tables
 from ps_server.consistency import Position, PushDecision, PushInfo, Round, WorkerKey
@@ -53,7 +53,7 @@ class IncomingPush:
     checked_seconds: float = 0.0
     decision: PushDecision | None = None
     #: Why it was refused.
-    error: PsError | None = None
+    error: Exception | None = None
     #: The trace of this push; None if its worker does not trace it.
     trace: ServedPush | None = None
 

@@ -30,7 +30,7 @@ from ps_protocol.tracing.tracer import Tracer
 from ps_protocol.wire.codecs import PayloadCodec, Reference, payload_runs
 from ps_protocol.wire.formats import RAW, Wire
 from ps_protocol.wire.socket_messages import INLINE_BYTES
-from ps_server.consistency import LIMIT, OUTCOMES, Position, PushDecision, PushInfo, Verdict, WorkerKey
+from ps_server.consistency import LIMIT, OUTCOMES, Position, PushInfo, Verdict, WorkerKey
 from ps_server.optimizers.gradients import first_nonfinite
 from ps_server.shard import times
 from ps_server.shard.byte_budget import FREE_BYTES, ByteBudgets
@@ -69,7 +69,8 @@ class Unsent:
     """The transport has the rest of an answer that its socket did not take."""
 
 
-_Asked = IncomingPush | Fetched | RequestedLookup | Unsent
+#: An error ends the stream.
+_Asked = IncomingPush | Fetched | RequestedLookup | Unsent | Exception
 
 
 class StepStream:
@@ -148,19 +149,20 @@ class StepStream:
             asked = await self._take(message)
             if isinstance(asked, IncomingPush):
                 await self._decide(asked)
-                if self._is_small and not self._unanswered and self._is_prompt(asked):
+                if self._is_small and not self._unanswered and self._newest_for(asked) is not None:
                     await self._answer_push(asked, waits=False)
                     asked = None
             if asked is not None:
                 self._unanswered += 1
                 await self._answers.put(asked)
             del message, asked  # no memory of it is kept until the next one comes
+        self._model.decide_gathered()
         await self._answers.put(None)
 
     def _take_at_once(self, message: StepRequest) -> bool:
-        """Take, decide, apply and answer ``message``; False, with nothing done, where something has to be waited for.
+        """Take ``message``, to be decided and answered in this turn of the event loop, with those of other streams.
 
-        Where only the answer waits, the writing task sends it. Raises InvalidRequest, ConnectionError, Fenced.
+        False, with nothing done: something has to be waited for. Raises InvalidRequest.
         """
         if type(message) is not PushHeader or not self._is_small or self._unanswered or self._staging is not None:
             return False
@@ -193,17 +195,28 @@ class StepStream:
         push.reserved_bytes = model.layout.region_bytes
         self._traffic.received += len(message.payload)
         self._came(push, message.traceparent, begin_ns)
-        try:
-            self._note(push, model.decide(push))
-        except InvalidRequest as error:
-            self._refuse(push, error)
-        if not self._is_prompt(push):
-            self._unanswered += 1
-            self._answers.put_nowait(push)
-        elif not self._answer_at_once(push):
-            self._unanswered += 1
-            self._answers.put_nowait(Unsent())
+        self._unanswered += 1
+        model.gather(push, self._decided)
         return True
+
+    def _decided(self, push: IncomingPush) -> None:
+        """``push``, the only one without an answer, is decided: answer it, or leave that to the writing task."""
+        left: IncomingPush | Unsent | Exception = push
+        try:
+            if push.decision is not None:
+                self._note(push)
+                if (newest := self._newest_for(push)) is not None:
+                    if self._answer_at_once(push, newest):
+                        self._unanswered -= 1
+                        return
+                    left = Unsent()
+            elif isinstance(push.error, InvalidRequest):
+                self._refuse(push, push.error)
+            elif push.error is not None:
+                left = push.error
+        except Exception as error:  # noqa: BLE001 -- it belongs to the stream
+            left = error
+        self._answers.put_nowait(left)
 
     async def _take(self, message: StepRequest) -> _Asked | None:
         """Receive what belongs to ``message``; returns what is to be answered."""
@@ -240,12 +253,14 @@ class StepStream:
 
     async def _decide(self, push: IncomingPush) -> None:
         try:
-            self._note(push, await self._model.push(push))
+            await self._model.push(push)
+            self._note(push)
         except (NonFiniteGradient, InvalidRequest, StorageFull, TableFull) as error:
             self._refuse(push, error)
 
-    def _note(self, push: IncomingPush, decision: PushDecision) -> None:
-        push.decision = decision
+    def _note(self, push: IncomingPush) -> None:
+        if (decision := push.decision) is None:
+            return
         self._counters.staleness = decision.staleness
         if decision.verdict is Verdict.LATE or decision.verdict is Verdict.STALE:
             self._counters.dropped += 1
@@ -254,13 +269,13 @@ class StepStream:
         push.error = error
         self._counters.refused[self._model.name, error.code.name] += 1
 
-    def _is_prompt(self, push: IncomingPush) -> bool:
-        """Whether the answer to ``push``, with no other before it, waits for nothing."""
-        model = self._model
-        if push.decision is None or model.gate.engaged or not model.newest.ready.done():
-            return False
+    def _newest_for(self, push: IncomingPush) -> Published | None:
+        """What the answer to ``push``, with no other before it, brings now; None: it has to wait."""
+        if push.decision is None or (newest := self._model.answerable()) is None:
+            return None
         tracker, position = self._model.tracker, push.info.position
-        return tracker.may_pull(tracker.pull_position(position, push.ahead) if push.ahead else position)
+        asked = tracker.pull_position(position, push.ahead) if push.ahead else position
+        return newest if tracker.may_pull(asked) else None
 
     async def _read_push(self, header: PushHeader) -> IncomingPush:
         """The push of ``header``, received whole. Raises InvalidRequest, ConnectionError."""
@@ -424,6 +439,8 @@ class StepStream:
                 await self._answer_lookup(asked)
             elif isinstance(asked, Unsent):
                 await self._transport.send_rest()
+            elif isinstance(asked, Exception):
+                raise asked
             else:
                 await self._answer_push(asked)
             self._unanswered -= 1
@@ -446,13 +463,13 @@ class StepStream:
         if push.trace is not None:
             push.trace.end(result.outcome.name)
 
-    def _answer_at_once(self, push: IncomingPush) -> bool:
+    def _answer_at_once(self, push: IncomingPush, published: Published) -> bool:
         """Answer ``push``, which is decided, and made, from the live region; whether all of it is sent.
 
         Nothing changes the region meanwhile: its bytes are sent, or copied, before this returns.
         """
         began, model = time.perf_counter(), self._model
-        number, published = model.last_changes.number, model.newest
+        number = model.last_changes.number
         if push.trace is not None:
             push.trace.has_turn()
         answer = self._answer(push, 0.0, "")
@@ -576,10 +593,9 @@ async def send_published(
 def answer_to(push: IncomingPush, model: ShardModel) -> StepAnswer:
     """The answer to one push, without parameters."""
     info, decision = push.info, push.decision
-    answer = StepAnswer(
-        info.sequence, Outcome.REFUSED, model.tracker.version, clock=info.position.clock, error=push.error
-    )
+    answer = StepAnswer(info.sequence, Outcome.REFUSED, model.tracker.version, clock=info.position.clock)
     if decision is None:
+        answer.error = push.error if isinstance(push.error, PsError) else None
         return answer
     answer.outcome = OUTCOMES[decision.verdict]
     answer.staleness = model.staleness.get(info.worker.rank, 0)
