@@ -165,6 +165,8 @@ def short(value: float) -> str:
     """A number in a few characters."""
     if not math.isfinite(value):
         return NOTHING
+    if abs(value) >= 1e15:  # a loss that diverges
+        return f"{value:.3g}"
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= unit:
             return f"{value / (1e3 if name == 'k' else unit):.1f}{name}"

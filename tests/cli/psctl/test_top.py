@@ -209,7 +209,17 @@ def test_sparks(values: list[float], bars: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(float("nan"), "–"), (0.25, "0.25"), (12345.0, "12.3k"), (1.5e6, "1.5M"), (2e9, "2.0G")]
+    ("value", "text"),
+    [
+        (float("nan"), "–"),
+        (0.25, "0.25"),
+        (12345.0, "12.3k"),
+        (1.5e6, "1.5M"),
+        (2e9, "2.0G"),
+        (9.9e14, "990.0T"),
+        (-1e15, "-1e+15"),
+        (1.234e300, "1.23e+300"),
+    ],
 )
 def test_short_numbers(value: float, text: str) -> None:
     assert short(value) == text
