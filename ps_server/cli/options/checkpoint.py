@@ -47,8 +47,13 @@ class CheckpointConfig:
 
 
 def checkpoint_config(options: Mapping[str, Any]) -> CheckpointConfig:
-    """The settings, with an absolute directory. Raises ConfigError for options that have no effect without one."""
+    """The settings, with an absolute directory.
+
+    Raises ConfigError for options that have no effect without one, and for a step that is no number.
+    """
     config = configured(CheckpointConfig, options)
+    if config.restore is not None:
+        step_in(config.restore)
     if config.directory is not None:
         return replace(config, directory=config.directory.absolute())
     for name, source in settings_of(CheckpointConfig).items():

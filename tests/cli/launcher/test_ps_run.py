@@ -199,6 +199,10 @@ def test_a_module_runs_as_python_would_run_it(job):
         (("--data-dir", "script.py/kept", "script.py"), "cannot be written"),
         (("--log-dir", "script.py/logs", "script.py"), "logs cannot be written: Not a directory"),
         (("--checkpoint-seconds", "5", "script.py"), "--checkpoint-seconds without --checkpoint-dir"),
+        (
+            ("--checkpoint-dir", "saved", "--restore", "step=x", "script.py"),
+            "Error: a step of a checkpoint is a number",
+        ),
         (("--shards", "1000000", "script.py"), "1000000 is not in the range 1<=x<=4096"),
         (("--workers", "1000000", "script.py"), "expected 0 <= MIN <= MAX <= 65536"),
         (("--evaluators", "1000000", "script.py"), "1000000 is not in the range 0<=x<=65536"),
