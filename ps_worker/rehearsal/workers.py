@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -72,6 +72,17 @@ _COPIES = 3
 _TRAINERS = ("ps_worker.huggingface", "ps_worker.lightning", "ps_worker.ray")
 
 _really_sleep = time.sleep
+
+
+def _connecting_trainer() -> str | None:
+    """Which of the trainers is calling, if one is: a script may import them and connect itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if trainer := next((name for name in _TRAINERS if module == name or module.startswith(f"{name}.")), None):
+            return trainer
+        frame = frame.f_back
+    return None
 
 
 class LimitReached(SystemExit):
@@ -461,7 +472,7 @@ class RehearsedSession(Session):
             raise ConfigError(
                 "a rehearsal connects once, and the script connects again", remedy="keep one connection to the end"
             )
-        if trainer := next((name for name in _TRAINERS if name in sys.modules), None):
+        if trainer := _connecting_trainer():
             raise ConfigError(
                 f"a rehearsal cannot run what {trainer} trains: its trainers keep state of their process",
                 remedy="rehearse the optimizer and its learning rate in a loop of your own",

@@ -198,12 +198,15 @@ WHOLE = {
     "two models": training(STEP_SECOND).replace("    for step", f"    {SECOND}\n    for step"),
     "a model that is released": training(at_end="optimizer.close(release=True)"),
     "a table": TABLE,
+    "an import of trainers": "import sys; sys.modules.setdefault('ps_worker.huggingface', sys)\n" + training(),
     "no with": training().replace("with ps_worker.connect() as cluster:", "cluster = ps_worker.connect()\nif True:"),
 }
 
 
 @pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
-@pytest.mark.parametrize("name", choose(list(WHOLE), ["a worker that is early in a collective call"]))
+@pytest.mark.parametrize(
+    "name", choose(list(WHOLE), ["a worker that is early in a collective call", "an import of trainers"])
+)
 def test_a_script_ends_with(tmp_path, name, mode):
     done = rehearse(tmp_path, WHOLE[name], "--mode", mode, "--speeds", "1,0.5,1")
     assert done.code == 0, done.text
@@ -245,7 +248,11 @@ def test_a_script_that_fails_names_worker_and_step_and_one_that_cannot_be_rehear
             "the script names others in connect(); actual: other",
         ),
         (training().replace("connect()", "connect(role='evaluator')"), "a rehearsal has workers alone"),
-    ][: choose(4, 1)],
+        (
+            f"exec({training()!r}, {{'__name__': 'ps_worker.lightning.process'}})",
+            "a rehearsal cannot run what ps_worker.lightning trains",
+        ),
+    ][:: choose(1, 4)],
 )
 def test_a_script_that_is_none_of_a_job_is_refused(tmp_path, script, why):
     done = rehearse(tmp_path, script, "--mode", "sync")
