@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
 from ps_protocol.cluster.answers import Outcome
-from ps_protocol.cluster.requests import PushHeader
+from ps_protocol.cluster.requests import PushHeader, ReleaseRequest
 from ps_protocol.errors import InternalError, InvalidRequest, NonFiniteGradient
 from ps_protocol.model.spec import Consistency, Mode, NonFinite
 from ps_protocol.wire.carrier import PlainCarrier
@@ -20,10 +21,10 @@ from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.log.entries import MemoryLog
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push import IncomingPush
-from ps_server.shard.step.stream import StepStream
+from ps_server.shard.step.stream import PIPELINE_DEPTH, StepStream
 from ps_server.state.replica import Replica, Step
 from tests.support.shards import TestShard, wait_until
-from tests.transports.support import assert_same, begin, line, running_shard, trained, whole_numbers
+from tests.transports.support import Line, assert_same, begin, line, running_shard, trained, whole_numbers
 
 SHAPES = ((40, 50), (3,))
 
@@ -257,3 +258,53 @@ def test_what_was_gathered_is_decided_before_anything_else_is_and_given_up_when_
             assert model.pool.in_use == 0
 
         shard.loop.run(scenario())
+
+
+def in_one_write(worker: Line, send: Callable[[], None]) -> None:
+    """What ``send`` sends reaches the shard in one read."""
+    own, parts = worker.carrier._carrier, list[bytes]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own, "send_now", lambda pieces: parts.append(b"".join(pieces)) or [])
+        send()
+    own.send_all([b"".join(parts)])
+
+
+def test_what_comes_behind_a_push_that_waits_is_answered_behind_it_and_others_get_their_answers(side):
+    with running_shard(live={0: 1, 1: 1}, consistency=Consistency(Mode.SYNC)) as shard:
+        model, initial = begin(shard, *SHAPES)
+        one, two = whole_numbers(model, 1), whole_numbers(model, 2)
+        with line(shard, model, side) as first, line(shard, model, side, rank=1) as second:
+
+            def send() -> None:
+                first.carrier._send(ReleaseRequest())  # taken by the task, which goes on without a pause
+                first.push(one, finite=True)
+                for _ in range(PIPELINE_DEPTH + 2):
+                    first.carrier.fetch()
+
+            in_one_write(first, send)
+            wait_until(lambda: model.parked_pulls == 1)
+            second.push(two, finite=True)
+            assert second.receive().version == 1
+            assert [first.receive().sequence for _ in range(PIPELINE_DEPTH + 3)] == [1, *[0] * (PIPELINE_DEPTH + 2)]
+            mean = [(a + b) / 2 for a, b in zip(one, two, strict=True)]
+            assert_same(first.values, trained(initial, mean))
+
+
+@pytest.mark.parametrize("kind", ["bulk", "shm", "grpc"])
+def test_a_worker_that_sends_without_a_pause_leaves_others_their_turn(kind):
+    with running_shard() as shard:
+        model, _ = begin(shard, (3,))
+        step, count, versions = whole_numbers(model, 1), 200, list[int]()
+
+        def turn() -> None:
+            versions.append(model.tracker.version)
+            if versions[-1] < count:
+                shard.loop.loop.call_soon(turn)
+
+        with line(shard, model, kind) as worker:
+            with held_up(shard):
+                for _ in range(count):
+                    worker.push(step, finite=True)
+                shard.loop.loop.call_soon_threadsafe(turn)
+            assert [worker.receive().clock for _ in range(count)] == list(range(1, count + 1))
+        assert max(after - before for before, after in pairwise(versions)) <= PIPELINE_DEPTH

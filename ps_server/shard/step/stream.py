@@ -146,6 +146,7 @@ class StepStream:
 
     async def _read(self) -> None:
         while (message := await self._transport.receive(self._take_at_once)) is not None:
+            self._model.decide_gathered()  # this stream's push before the message is answered before it
             asked = await self._take(message)
             if isinstance(asked, IncomingPush):
                 await self._decide(asked)
@@ -156,6 +157,9 @@ class StepStream:
                 self._unanswered += 1
                 await self._answers.put(asked)
             del message, asked  # no memory of it is kept until the next one comes
+            # Others have their turn, also where a worker sends without a pause; and the writing task gives a region
+            # that was read back before the next push is decided.
+            await asyncio.sleep(0)
         self._model.decide_gathered()
         await self._answers.put(None)
 
@@ -229,7 +233,6 @@ class StepStream:
                 await self._stage(message)
             case ReleaseRequest():
                 self._transport.released()
-                await asyncio.sleep(0)  # the writing task gives the region back before the next push is decided
             case FetchRequest():
                 self._model.values.require()
                 return Fetched()
