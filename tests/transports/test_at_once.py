@@ -19,6 +19,7 @@ from ps_protocol.model.spec import Consistency, Mode, NonFinite
 from ps_protocol.wire.carrier import PlainCarrier
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.log.entries import MemoryLog
+from ps_server.optimizers.undo import StepSkipped
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.stream import PIPELINE_DEPTH, StepStream
@@ -308,3 +309,51 @@ def test_a_worker_that_sends_without_a_pause_leaves_others_their_turn(kind):
                 shard.loop.loop.call_soon_threadsafe(turn)
             assert [worker.receive().clock for _ in range(count)] == list(range(1, count + 1))
         assert max(after - before for before, after in pairwise(versions)) <= PIPELINE_DEPTH
+
+
+@pytest.mark.parametrize("skips", [True, False], ids=["its step is undone", "the model stops"])
+def test_a_push_that_fails_amid_others_of_its_pass_takes_none_with_it_or_all_are_refused(
+    side, skips, monkeypatch, caplog
+):
+    apply, made = Replica.apply, list[Step]()
+
+    def fails(replica: Replica, step: Step) -> None:
+        made.append(step)
+        if len(made) == 5:
+            raise StepSkipped("it raises") if skips else RuntimeError("unexpected")
+        apply(replica, step)
+
+    monkeypatch.setattr(Replica, "apply", fails)
+    with running_shard(live={0: 1, 1: 1, 2: 1}) as shard, ExitStack() as stack:
+        model, initial = begin(shard, *SHAPES)
+        lines = [stack.enter_context(line(shard, model, side, rank=rank)) for rank in range(3)]
+        steps = [whole_numbers(model, seed) for seed in range(1, 7)]
+        for worker, step in zip(lines, steps[:3], strict=True):
+            worker.exchange(step, finite=True)
+        order = noted_order(monkeypatch)
+        with held_up(shard):
+            for worker, step in zip(lines, steps[3:], strict=True):
+                worker.push(step, finite=True)
+        if skips:
+            outcomes = [worker.receive().outcome for worker in lines]
+            assert [outcomes[rank] for rank in order] == [Outcome.APPLIED, Outcome.SKIPPED, Outcome.APPLIED]
+            kept = [step for rank, step in enumerate(steps[3:]) if rank != order[1]]
+            assert_same(lines[0].values, trained(initial, *steps[:3], *kept))
+        else:
+            for worker in lines:  # none is told that it was applied
+                with pytest.raises(InternalError, match="stopped model 'model'"):
+                    worker.receive()
+        wait_until(lambda: model.pool.in_use == 0)
+    caplog.clear()  # it is logged as an error
+
+
+def noted_order(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ranks of the pushes that are decided, in their order."""
+    order, decide = list[int](), ShardModel._decide
+
+    def noting(model: ShardModel, pushes: Any) -> None:
+        order.extend(push.info.worker.rank for push in pushes)
+        decide(model, pushes)
+
+    monkeypatch.setattr(ShardModel, "_decide", noting)
+    return order
