@@ -213,11 +213,18 @@ class CertificateFolder:
             raise _unwritable(self.path, error) from error
 
     def replace_tokens(self, keep: bool = False) -> list[Path]:
-        """Replace the token of every role. ``keep``: servers accept the previous tokens, too."""
-        before = self.token_file.read_text() if keep else ""
+        """Replace the token of every role. ``keep``: servers accept the previous tokens, too.
+
+        Without it they accept them until clients have the new ones: each client has one that is accepted at any time.
+        """
+        before = self.token_file.read_text() if self.token_file.exists() else ""
         lines = {role: f"{role.value}:{role.value}:{secrets.token_hex(32)}\n" for role in AccessRole}
-        made = [self._write(TOKENS, ("".join(lines.values()) + before).encode())]
-        return made + [self._write(f"{role.value}.token", lines[role].encode()) for role in CLIENTS]
+        new = "".join(lines.values())
+        made = [self._write(TOKENS, (new + before).encode())]
+        made += [self._write(f"{role.value}.token", lines[role].encode()) for role in CLIENTS]
+        if not keep:
+            self._write(TOKENS, new.encode())
+        return made
 
     def _issue_all(self, authority: Authority, shards: int, hosts: Iterable[str], days: float) -> list[Path]:
         pair = authority.issue(f"coordinator/{self.job}", _names(hosts), days)

@@ -15,6 +15,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import VARIABLES, BulkSecurity, SecuritySettings
 from ps_protocol.security.tokens import AccessToken, TokenFile, parse_tokens
+from ps_server import certs
 from ps_server.certs import Authority, CertificateFolder
 from tests.support.certificates import authority, made_folder, security_of, write_pair
 
@@ -289,6 +290,24 @@ def test_replaced_tokens_keep_the_ones_before_when_told(tmp_path):
     assert all(file.find(secret) for secret in before)
     folder.replace_tokens()
     assert not any(file.find(secret) for secret in before)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_while_tokens_are_replaced_each_client_has_one_that_servers_accept(tmp_path, monkeypatch, keep):
+    folder, writes = made_folder(tmp_path), []
+    write = certs.replace_file
+
+    def look_after(path: Path, data: bytes) -> None:
+        write(path, data)
+        writes.append(path.name)
+        accepted = TokenFile(folder.token_file)
+        for role in certs.CLIENTS:
+            (own,) = parse_tokens((tmp_path / f"{role.value}.token").read_text(), "")
+            assert accepted.find(own.secret), (writes, role)
+
+    monkeypatch.setattr(certs, "replace_file", look_after)
+    folder.replace_tokens(keep)
+    assert len(writes) == 1 + len(certs.CLIENTS) + (not keep)
 
 
 def test_a_thread_that_asks_while_another_one_loads_gets_what_is_loaded(tmp_path):
