@@ -18,13 +18,14 @@ from benchmarks import report
 from benchmarks.learning.grid import Kept, Row, Run, run_all
 from benchmarks.learning.laboratory import Setting
 from benchmarks.learning.rules import RULES, check
-from benchmarks.learning.stability import measured, theory
+from benchmarks.learning.stability import measured
 from benchmarks.learning.studies import STUDIES, Train, Training
 from benchmarks.learning.tasks import TASKS
 from ps_protocol.errors import PsError
 from ps_protocol.launch.rehearsal import speeds_of
 from ps_protocol.model.spec import Consistency, Mode, StaleRule
 from ps_server.cli.options.common import clean_errors
+from ps_worker.model.momentum import largest_stable_rate
 
 
 def consistency_of(text: str) -> Consistency:
@@ -176,12 +177,12 @@ def stability(momenta: Sequence[float], delays: Sequence[int], train: bool) -> N
     for momentum in momenta:
         for nesterov in (False, True) if momentum else (False,):
             kind = "Nesterov" if nesterov else "classical" if momentum else ""
-            cells = [f"{theory(delay, momentum, nesterov=nesterov):.3g}" for delay in delays]
+            cells = [f"{largest_stable_rate(delay, momentum, nesterov=nesterov):.3g}" for delay in delays]
             table.add_row(f"{momentum:g}", kind, *cells)
             if train:
                 found = [f"{measured(delay, momentum, nesterov=nesterov):.3g}" for delay in delays]
                 table.add_row("", "trained", *found)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def _study(name: str, study: Callable[[Train], str]) -> click.Command:

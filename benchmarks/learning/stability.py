@@ -1,10 +1,8 @@
-"""The largest stable learning rate: of theory on a quadratic, and of trainings in the laboratory."""
+"""The largest stable learning rate of trainings in the laboratory. That of theory: ``ps_worker.model.momentum``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import numpy as np
 
 from benchmarks.learning.laboratory import Setting, train
 from benchmarks.learning.tasks import NoisyQuadratic
@@ -24,30 +22,11 @@ def largest_stable(stable: Callable[[float], bool], high: float = 8.0) -> float:
     return low
 
 
-def theory(delay: int, momentum: float = 0.0, *, nesterov: bool = False) -> float:
-    """The largest stable learning rate times curvature of SGD whose gradients are ``delay`` updates old.
-
-    The roots of w' = (1 + b) w - b w₋₁ - r w₋d on h w²/2, with momentum b and r = learning rate times h, lie within the
-    unit circle below it (Mitliagkas et al. 2016 and Barkai et al. 2020 study this recurrence). With Nesterov's
-    momentum, as torch.optim has it, the last term is r ((1 + b) w₋d - b w₋d₋₁).
-    """
-
-    def stable(rate: float) -> bool:
-        size = delay + 3
-        terms = np.zeros(size)  # of w', w, w₋₁, …
-        terms[0], terms[1], terms[2] = 1.0, -(1 + momentum), momentum
-        if nesterov:
-            terms[delay + 1] += rate * (1 + momentum)
-            terms[delay + 2] -= rate * momentum
-        else:
-            terms[delay + 1] += rate
-        return bool(max(abs(np.roots(terms)), default=0.0) < 1.0)
-
-    return largest_stable(stable)
-
-
 def measured(delay: int, momentum: float = 0.0, *, nesterov: bool = False, pushes: int = 4000) -> float:
-    """The same of the optimizer that shards run, with ``delay`` + 1 equal workers in async on one dimension."""
+    """The largest stable learning rate times curvature of the SGD that shards run, on one dimension.
+
+    ``delay`` + 1 equal workers in async make gradients that are ``delay`` updates old.
+    """
     task = NoisyQuadratic(noise=0.0, dimensions=1)
     equal = speeds_of("equal", delay + 1, 0)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.learning.grid import Row
 from benchmarks.learning.laboratory import Setting
-from benchmarks.learning.stability import theory
 from benchmarks.learning.tasks import TASKS
 from ps_protocol.model.spec import Consistency, Mode
+from ps_worker.model.momentum import slowdown
 
 Training = tuple[str, Setting, str]
 """Task, setting and speeds."""
@@ -202,7 +202,7 @@ def stable(train: Train) -> str:
         of_theory = []
         if name.startswith("SGD"):
             of = {"momentum": options.get("momentum", 0.0), "nesterov": options.get("nesterov", False)}
-            of_theory = [f"1/{theory(0, **of) / theory(workers - 1, **of):.0f}" for workers in counts[1:]]
+            of_theory = [f"1/{slowdown(workers - 1, **of):.0f}" for workers in counts[1:]]
         parts = [f"1/{largest[0] / each:.0f}" for each in largest[1:]]
         lines.append([name, f"{largest[0]:.2g}", *parts, *(of_theory or ["", ""])])
     return _markdown(["optimizer", "1 process", "4 workers", "16 workers", "theory, 4", "theory, 16"], lines)

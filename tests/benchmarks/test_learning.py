@@ -16,11 +16,12 @@ from benchmarks.learning import grid, studies
 from benchmarks.learning.grid import Kept, Row, Run, make, run_all
 from benchmarks.learning.laboratory import Outcome, Setting, train
 from benchmarks.learning.rules import RULES, Pushed, Share
-from benchmarks.learning.stability import measured, theory
+from benchmarks.learning.stability import measured
 from benchmarks.learning.tasks import TASKS, Characters, Clicks, Digits, NoisyQuadratic, Task
 from ps_protocol.errors import ConfigError
 from ps_protocol.launch.rehearsal import mean_seconds, speeds_of
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+from ps_worker.model.momentum import largest_stable_rate
 
 ASYNC, SYNC = Consistency(), Consistency(Mode.SYNC)
 
@@ -81,21 +82,10 @@ def test_what_is_too_old_is_dropped_or_makes_a_smaller_step():
     assert plain.measure < scaled.measure < plain.curve[0][2]
 
 
-@pytest.mark.parametrize(
-    ("momentum", "expected"),
-    [
-        (0.0, [2, 1, 0.618, 0.445, 0.209, 0.101, 0.050]),
-        (0.5, [3, 0.5, 0.281, 0.199, 0.096, 0.048, 0.024]),
-        (0.9, [3.8, 0.1, 0.051, 0.035, 0.016, 0.0079, 0.0042]),
-    ],
-)
-def test_the_largest_stable_rate_is_that_of_the_recurrence(momentum, expected):
-    assert [theory(delay, momentum) for delay in (0, 1, 2, 3, 7, 15, 31)] == pytest.approx(expected, rel=0.02)
-
-
 def test_the_optimizer_of_shards_is_stable_as_far_as_theory_says():
-    assert measured(1, 0.9, pushes=1000) == pytest.approx(theory(1, 0.9), rel=0.03)
-    assert measured(1, 0.9, nesterov=True, pushes=1000) == pytest.approx(theory(1, 0.9, nesterov=True), rel=0.03)
+    for nesterov in (False, True):
+        theory = largest_stable_rate(1, 0.9, nesterov=nesterov)
+        assert measured(1, 0.9, nesterov=nesterov, pushes=1000) == pytest.approx(theory, rel=0.03)
 
 
 def test_momentum_that_one_process_takes_diverges_with_four_workers_and_a_small_rate_does_not():
