@@ -44,6 +44,9 @@ class WorkerKey:
 class PushInfo:
     """A push without its gradients. (worker, sequence) names it. Not changed once made; frozen, making takes thrice as
     long.
+
+    A combined push has the mean of several workers' gradients, and moves the clock and the sequence of each of them. It
+    is one push in everything else: one update, one entry of a round, counted once.
     """
 
     worker: WorkerKey
@@ -51,10 +54,32 @@ class PushInfo:
     sequence: int
     #: Where the worker stands with this push.
     position: Position
-    #: Version of the parameters the gradients were computed on.
+    #: Version of the parameters the gradients were computed on; of a combined push the lowest.
     pulled_version: int
     #: The step was skipped (non-finite gradients): it moves the clock and changes nothing else.
     skipped: bool = False
+    #: Of a combined push: what its other workers would have pushed, by rank.
+    others: tuple[PushInfo, ...] = ()
+
+    @property
+    def contributions(self) -> tuple[PushInfo, ...]:
+        """Of each worker whose gradients are in it, the sender first."""
+        return (self, *self.others)
+
+    @property
+    def workers(self) -> int:
+        """How many have gradients in it."""
+        return 1 + sum([not each.skipped for each in self.others])
+
+    @property
+    def first_worker(self) -> WorkerKey:
+        """The one of lowest rank: who sends a combined push does not decide where it stands in a sum."""
+        return min([each.worker for each in self.contributions])
+
+    @property
+    def highest(self) -> Position:
+        """The position of the worker that has come furthest with it."""
+        return max([each.position for each in self.contributions])
 
 
 class Verdict(enum.Enum):
@@ -72,6 +97,8 @@ class Verdict(enum.Enum):
     STALE = "stale"
     #: Moves the clock only.
     SKIP = "skipped"
+    #: A combined push that cannot be taken as one: nothing changes, and each of its workers pushes by itself.
+    SEPARATE = "separate"
 
     #: By identity, as members compare: that of Enum is written in Python, and steps look members up.
     __hash__ = object.__hash__
@@ -84,6 +111,7 @@ OUTCOMES = {
     Verdict.LATE: Outcome.LATE,
     Verdict.STALE: Outcome.STALE,
     Verdict.SKIP: Outcome.SKIPPED,
+    Verdict.SEPARATE: Outcome.SEPARATE,
 }
 """The outcome in the answer to a push, by its verdict."""
 

@@ -42,8 +42,9 @@ class PendingRounds:
     def open(self) -> dict[WorkerKey, int]:
         """By worker, the first sequence of its pushes that are in a round, skipped ones included."""
         first: dict[WorkerKey, int] = {}
-        for push in (push for pushes in self._pushes.values() for push in pushes):
-            first[push.worker] = min(push.sequence, first.get(push.worker, push.sequence))
+        for pushes in self._pushes.values():
+            for each in (one for push in pushes for one in push.contributions):
+                first[each.worker] = min(each.sequence, first.get(each.worker, each.sequence))
         return first
 
     def take(self) -> tuple[Position, tuple[PushInfo, ...]]:
@@ -53,8 +54,12 @@ class PendingRounds:
         return position, _to_apply(self._pushes.pop(position))
 
 
+def _rank_order(push: PushInfo) -> WorkerKey:
+    return push.first_worker if push.others else push.worker
+
+
 def _to_apply(pushes: Iterable[PushInfo]) -> tuple[PushInfo, ...]:
-    return tuple(sorted((push for push in pushes if not push.skipped), key=lambda push: push.worker))
+    return tuple(sorted((push for push in pushes if not push.skipped), key=_rank_order))
 
 
 KEPT_NORMS = 8

@@ -125,11 +125,16 @@ class Tracker:
         return position
 
     def push(self, push: PushInfo) -> PushDecision:
-        """Decide on one whole push. Raises Fenced, or InvalidRequest when its position does not rise."""
+        """Decide on one whole push. Raises Fenced, or InvalidRequest when its position does not rise.
+
+        A combined push is taken for all of its workers or for none.
+        """
         worker = push.worker
         participant = self._participants.get(worker.rank)
         if participant is None or self._live.get(worker.rank) != worker.incarnation:
             participant = self._participant(worker)
+        if push.others and (why := self._apart(push)):
+            return self.separate(why)
         if push.sequence <= participant.last_sequence:
             self.counts.outcomes[Verdict.DUPLICATE.value] += 1
             return PushDecision(Verdict.DUPLICATE, reason=f"push {push.sequence} was accepted before")
@@ -142,6 +147,9 @@ class Tracker:
         decision = self._rule.decide(push, staleness, len(self._live), self.norms.closed or self.applied)
         participant.last_sequence = push.sequence
         self._clocks.place(worker.rank, position)
+        for other in push.others:
+            self._participants[other.worker.rank].last_sequence = other.sequence
+            self._clocks.place(other.worker.rank, other.position)
         self._started = True
         match decision.verdict:
             case Verdict.APPLY:
@@ -155,6 +163,29 @@ class Tracker:
             case _:
                 self.counts.outcomes[decision.verdict.value] += 1
         return decision
+
+    def _apart(self, push: PushInfo) -> str:
+        """Why the workers of a combined push have to push one by one; empty: all of them are known, or none is and each
+        may make its step. The sender is a participant.
+        """
+        known = 0
+        for each in push.contributions:
+            worker, position = each.worker, each.position
+            participant = self._participants.get(worker.rank)
+            if participant is None or participant.incarnation != worker.incarnation:
+                return f"{worker} does not take part"
+            if each.sequence <= participant.last_sequence:
+                known += 1
+            elif self._rule.collects and position != push.position:
+                return f"push {each.sequence} of {worker} is of another step"
+            elif position <= self._clocks[worker.rank] or position.clock < 1 or max(*position, each.sequence) >= LIMIT:
+                return f"push {each.sequence} of {worker} does not advance its clock"
+        return "" if known in (0, len(push.contributions)) else "some of its workers' pushes were accepted before"
+
+    def separate(self, reason: str) -> PushDecision:
+        """The decision that the workers of a combined push have to push one by one, and why."""
+        self.counts.outcomes[Verdict.SEPARATE.value] += 1
+        return PushDecision(Verdict.SEPARATE, reason=reason)
 
     def arrive(self, worker: WorkerKey, phase: int) -> None:
         """``worker`` enters the barrier that ends ``phase`` and delays no other worker in it. Safe to repeat.
@@ -272,7 +303,8 @@ class Tracker:
             self.norms.note(pushes[0].position, squared_norm)
         for push in pushes:
             self._count_applied(self._staleness(push))
-            self._recall(push.worker, push.sequence, push.position)
+            for each in push.contributions:
+                self._recall(each.worker, each.sequence, each.position)
             if is_round:
                 self.applied = max(self.applied, push.position)
         self.version = version
@@ -320,10 +352,11 @@ class Tracker:
 
     def _applied(self, push: PushInfo, staleness: int) -> None:
         self._count_applied(staleness)
-        self._kept_highest = max(self._kept_highest, push.position)
-        participant = self._participants.get(push.worker.rank)
-        if participant and participant.incarnation == push.worker.incarnation:
-            participant.kept = (push.sequence, push.position)
+        for each in (push, *push.others):
+            self._kept_highest = max(self._kept_highest, each.position)
+            participant = self._participants.get(each.worker.rank)
+            if participant and participant.incarnation == each.worker.incarnation:
+                participant.kept = (each.sequence, each.position)
 
     def _entry(self, phase: int) -> Position:
         last = self.norms.closed or self.applied

@@ -245,18 +245,22 @@ def _tracker_of(record: log_pb2.LoadRecord | log_pb2.PrepareRecord) -> TrackerSt
 
 
 def _push_to_pb(push: PushInfo) -> log_pb2.LoggedPush:
-    return log_pb2.LoggedPush(
+    message = log_pb2.LoggedPush(
         worker=shard_pb2.WorkerId(rank=push.worker.rank, incarnation=push.worker.incarnation),
         sequence=push.sequence,
         phase=push.position.phase,
         clock=push.position.clock,
         pulled_version=push.pulled_version,
     )
+    if push.others:
+        message.others.extend(map(_push_to_pb, push.others))
+    return message
 
 
 def _push_from_pb(push: log_pb2.LoggedPush) -> PushInfo:
     worker = WorkerKey(push.worker.rank, push.worker.incarnation)
-    return PushInfo(worker, push.sequence, Position(push.phase, push.clock), push.pulled_version)
+    others = tuple(map(_push_from_pb, push.others))
+    return PushInfo(worker, push.sequence, Position(push.phase, push.clock), push.pulled_version, others=others)
 
 
 Written = tuple[log_pb2.LogRecord, list[memoryview]]

@@ -171,17 +171,19 @@ def assign_buffers(region: Region, values: Region) -> None:
         region.data[span.begin : span.end].copy_(values.data[span.begin : span.end])
 
 
-def average_buffers(into: Region, values: Sequence[Region]) -> None:
+def average_buffers(into: Region, values: Sequence[Region], weights: Sequence[float] | None = None) -> None:
     """Mean of floating-point buffers, maximum of the others (counters of batches seen), into ``into``.
 
-    ``into`` may be the first of ``values``.
+    ``into`` may be the first of ``values``. ``weights``: as in ``average``.
     """
     for span in _buffer_arenas(into.layout):
         target, *parts = (region.tensor(span.begin, span.end, span.key.dtype) for region in (into, *values))
-        if target.is_floating_point():
+        if not target.is_floating_point():
+            target.copy_(torch.stack(parts).amax(0))
+        elif weights is None:
             _mean(target, parts, len(parts))
         else:
-            target.copy_(torch.stack(parts).amax(0))
+            _weighted_sum(target, parts, weights)
 
 
 def blend_buffers(region: Region, values: Region, weight: float) -> None:

@@ -142,7 +142,14 @@ def test_a_round_of_skipped_pushes_is_empty_and_makes_no_version() -> None:
     (taken,) = job.tracker.take_ready(0.0)
     assert (taken.contributions, taken.version, job.tracker.version) == ((), 0, 0)
     assert job.tracker.may_pull(at(1))
-    assert job.tracker.counts.outcomes == {"applied": 0, "duplicate": 0, "late": 0, "stale": 0, "skipped": 2}
+    assert job.tracker.counts.outcomes == {
+        "applied": 0,
+        "duplicate": 0,
+        "late": 0,
+        "stale": 0,
+        "skipped": 2,
+        "separate": 0,
+    }
 
 
 def test_staleness_of_a_contribution_is_taken_when_its_round_is() -> None:

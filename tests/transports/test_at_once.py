@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ps_protocol.cluster.answers import Outcome
-from ps_protocol.cluster.requests import PushHeader, ReleaseRequest
+from ps_protocol.cluster.requests import Contribution, PushHeader, ReleaseRequest
 from ps_protocol.errors import InternalError, InvalidRequest, NonFiniteGradient
 from ps_protocol.model.spec import Consistency, Mode, NonFinite
 from ps_protocol.wire.carrier import PlainCarrier
@@ -89,6 +89,26 @@ def test_a_push_that_is_refused_is_answered_and_the_stream_goes_on(side, by_task
             assert_same(worker.values, trained(initial, step, step))
         assert by_tasks == []
         assert shard.counters.refused.total() == 1
+
+
+def test_a_small_combined_push_takes_no_task_and_one_that_is_not_taken_as_one_brings_nothing(side, by_tasks):
+    with running_shard(live={0: 1, 1: 1}) as shard:
+        model, initial = begin(shard, *SHAPES)
+        step = whole_numbers(model, 1)
+        other = Contribution((1, 1), 1, 0, 1, 0)
+        with line(shard, model, side) as worker, line(shard, model, side, rank=1) as single:
+            answer = worker.exchange(step, finite=True, weight=2.0, contributions=(other,))
+            assert answer.outcome is Outcome.APPLIED
+            assert_same(worker.values, trained(initial, step))
+            assert single.exchange(step, finite=True).outcome is Outcome.DUPLICATE
+            worker.forget()
+            answer = worker.exchange(step, finite=True, weight=2.0, contributions=(other,))
+            assert (answer.outcome, answer.payload_bytes) == (Outcome.SEPARATE, 0)
+            answer = worker.exchange(step, finite=True, sequence=2, clock=2)
+            assert answer.outcome is Outcome.APPLIED
+            assert_same(worker.values, trained(initial, step, step))
+        assert by_tasks == []
+        assert model.pool.in_use == 0
 
 
 @pytest.mark.parametrize("policy", [NonFinite.REFUSE, NonFinite.SKIP])

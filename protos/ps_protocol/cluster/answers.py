@@ -25,6 +25,8 @@ class Outcome(enum.IntEnum):
     LATE = 5
     #: Refused with an error.
     REFUSED = 6
+    #: A combined push that is not taken as one: each of its workers has to push by itself. No parameters come with it.
+    SEPARATE = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,20 @@ class ConfirmRequest:
     """The worker uses the side channel from now on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What another worker than the one that sends it has in a combined push."""
+
+    #: Rank and incarnation.
+    worker: tuple[int, int]
+    sequence: int
+    phase: int
+    clock: int
+    pulled_version: int
+    #: The worker skipped this step: the payload has nothing of it.
+    skipped: bool = False
+
+
 @dataclass(slots=True)
 class PushHeader:
     """One push. The transport of the worker fills in ``payload``, ``segment`` and ``rows_in_room``."""
@@ -78,6 +92,9 @@ class PushHeader:
     weight: float = 0.0
     #: Where gradients are clipped: the squared norm of the whole push, over all shards; None: they are not.
     squared_norm: float | None = None
+    #: Of a combined push: its other workers, by rising rank. The payload is the weighted mean of all, ``weight``
+    #: the sum of their weights.
+    contributions: Sequence[Contribution] = ()
     #: The payload, where it is in the message.
     payload: bytes | memoryview = b""
     #: shm: number of the segment with the gradients; 0: the payload has them.

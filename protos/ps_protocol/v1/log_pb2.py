@@ -26,35 +26,35 @@ from ps_protocol.v1 import common_pb2 as ps__protocol_dot_v1_dot_common__pb2
 from ps_protocol.v1 import shard_pb2 as ps__protocol_dot_v1_dot_shard__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18ps_protocol/v1/log.proto\x12\x0eps_protocol.v1\x1a\x1bps_protocol/v1/common.proto\x1a\x1aps_protocol/v1/shard.proto\"~\n\nLoggedPush\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.ps_protocol.v1.WorkerId\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\r\n\x05phase\x18\x03 \x01(\x04\x12\r\n\x05\x63lock\x18\x04 \x01(\x04\x12\x16\n\x0epulled_version\x18\x05 \x01(\x04\":\n\x0bPlaceRecord\x12+\n\tshard_map\x18\x01 \x01(\x0b\x32\x18.ps_protocol.v1.ShardMap\"\xa3\x01\n\nLoadRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0bwith_region\x18\x02 \x01(\x08\x12*\n\x05state\x18\x03 \x03(\x0b\x32\x1b.ps_protocol.v1.StateTensor\x12\x12\n\nwith_state\x18\x04 \x01(\x08\x12+\n\x06pushes\x18\x06 \x01(\x0b\x32\x1b.ps_protocol.v1.KnownPushesJ\x04\x08\x05\x10\x06\"\xaa\x02\n\x0cUpdateRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12*\n\x06pushes\x18\x03 \x03(\x0b\x32\x1a.ps_protocol.v1.LoggedPush\x12\x0e\n\x06\x61\x62sent\x18\x04 \x03(\r\x12\r\n\x05scale\x18\x06 \x01(\x01\x12\x15\n\rbuffer_weight\x18\x07 \x01(\x01\x12\x10\n\x08is_round\x18\x08 \x01(\x08\x12+\n\x06tables\x18\t \x03(\x0b\x32\x1b.ps_protocol.v1.TableUpdate\x12\'\n\x06groups\x18\n \x03(\x0b\x32\x17.ps_protocol.v1.Options\x12\x19\n\x0csquared_norm\x18\x0b \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_squared_normJ\x04\x08\x05\x10\x06\"m\n\x0bTableUpdate\x12\r\n\x05table\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0f\n\x07updates\x18\x03 \x01(\x04\x12*\n\targuments\x18\x05 \x01(\x0b\x32\x17.ps_protocol.v1.OptionsJ\x04\x08\x04\x10\x05\"b\n\x0eLoadRowsRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\x12\n\nwith_state\x18\x04 \x01(\x08\x12\x10\n\x08only_new\x18\x05 \x01(\x08\"M\n\x0e\x44ropRowsRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\x0f\n\x07waiting\x18\x04 \x01(\x04\"G\n\rBucketsRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x16.ps_protocol.v1.Bucket\"\xd6\x01\n\rPrepareRecord\x12+\n\tshard_map\x18\x01 \x01(\x0b\x32\x18.ps_protocol.v1.ShardMap\x12\x10\n\x08incoming\x18\x02 \x03(\r\x12*\n\x05state\x18\x03 \x03(\x0b\x32\x1b.ps_protocol.v1.StateTensor\x12\'\n\x07\x62uckets\x18\x05 \x03(\x0b\x32\x16.ps_protocol.v1.Bucket\x12+\n\x06pushes\x18\x06 \x01(\x0b\x32\x1b.ps_protocol.v1.KnownPushesJ\x04\x08\x04\x10\x05\",\n\x0cSwitchRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"-\n\rReleaseRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xcd\x03\n\tLogRecord\x12,\n\x05place\x18\x01 \x01(\x0b\x32\x1b.ps_protocol.v1.PlaceRecordH\x00\x12*\n\x04load\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.LoadRecordH\x00\x12.\n\x06update\x18\x03 \x01(\x0b\x32\x1c.ps_protocol.v1.UpdateRecordH\x00\x12\x30\n\x07prepare\x18\x04 \x01(\x0b\x32\x1d.ps_protocol.v1.PrepareRecordH\x00\x12.\n\x06switch\x18\x05 \x01(\x0b\x32\x1c.ps_protocol.v1.SwitchRecordH\x00\x12\x33\n\tload_rows\x18\x06 \x01(\x0b\x32\x1e.ps_protocol.v1.LoadRowsRecordH\x00\x12\x33\n\tdrop_rows\x18\x07 \x01(\x0b\x32\x1e.ps_protocol.v1.DropRowsRecordH\x00\x12\x30\n\x07\x62uckets\x18\x08 \x01(\x0b\x32\x1d.ps_protocol.v1.BucketsRecordH\x00\x12\x30\n\x07release\x18\t \x01(\x0b\x32\x1d.ps_protocol.v1.ReleaseRecordH\x00\x42\x06\n\x04\x62odyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18ps_protocol/v1/log.proto\x12\x0eps_protocol.v1\x1a\x1bps_protocol/v1/common.proto\x1a\x1aps_protocol/v1/shard.proto\"\xaa\x01\n\nLoggedPush\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.ps_protocol.v1.WorkerId\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\r\n\x05phase\x18\x03 \x01(\x04\x12\r\n\x05\x63lock\x18\x04 \x01(\x04\x12\x16\n\x0epulled_version\x18\x05 \x01(\x04\x12*\n\x06others\x18\x06 \x03(\x0b\x32\x1a.ps_protocol.v1.LoggedPush\":\n\x0bPlaceRecord\x12+\n\tshard_map\x18\x01 \x01(\x0b\x32\x18.ps_protocol.v1.ShardMap\"\xa3\x01\n\nLoadRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0bwith_region\x18\x02 \x01(\x08\x12*\n\x05state\x18\x03 \x03(\x0b\x32\x1b.ps_protocol.v1.StateTensor\x12\x12\n\nwith_state\x18\x04 \x01(\x08\x12+\n\x06pushes\x18\x06 \x01(\x0b\x32\x1b.ps_protocol.v1.KnownPushesJ\x04\x08\x05\x10\x06\"\xaa\x02\n\x0cUpdateRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12*\n\x06pushes\x18\x03 \x03(\x0b\x32\x1a.ps_protocol.v1.LoggedPush\x12\x0e\n\x06\x61\x62sent\x18\x04 \x03(\r\x12\r\n\x05scale\x18\x06 \x01(\x01\x12\x15\n\rbuffer_weight\x18\x07 \x01(\x01\x12\x10\n\x08is_round\x18\x08 \x01(\x08\x12+\n\x06tables\x18\t \x03(\x0b\x32\x1b.ps_protocol.v1.TableUpdate\x12\'\n\x06groups\x18\n \x03(\x0b\x32\x17.ps_protocol.v1.Options\x12\x19\n\x0csquared_norm\x18\x0b \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_squared_normJ\x04\x08\x05\x10\x06\"m\n\x0bTableUpdate\x12\r\n\x05table\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0f\n\x07updates\x18\x03 \x01(\x04\x12*\n\targuments\x18\x05 \x01(\x0b\x32\x17.ps_protocol.v1.OptionsJ\x04\x08\x04\x10\x05\"b\n\x0eLoadRowsRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\x12\n\nwith_state\x18\x04 \x01(\x08\x12\x10\n\x08only_new\x18\x05 \x01(\x08\"M\n\x0e\x44ropRowsRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\x0f\n\x07waiting\x18\x04 \x01(\x04\"G\n\rBucketsRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x16.ps_protocol.v1.Bucket\"\xd6\x01\n\rPrepareRecord\x12+\n\tshard_map\x18\x01 \x01(\x0b\x32\x18.ps_protocol.v1.ShardMap\x12\x10\n\x08incoming\x18\x02 \x03(\r\x12*\n\x05state\x18\x03 \x03(\x0b\x32\x1b.ps_protocol.v1.StateTensor\x12\'\n\x07\x62uckets\x18\x05 \x03(\x0b\x32\x16.ps_protocol.v1.Bucket\x12+\n\x06pushes\x18\x06 \x01(\x0b\x32\x1b.ps_protocol.v1.KnownPushesJ\x04\x08\x04\x10\x05\",\n\x0cSwitchRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"-\n\rReleaseRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xcd\x03\n\tLogRecord\x12,\n\x05place\x18\x01 \x01(\x0b\x32\x1b.ps_protocol.v1.PlaceRecordH\x00\x12*\n\x04load\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.LoadRecordH\x00\x12.\n\x06update\x18\x03 \x01(\x0b\x32\x1c.ps_protocol.v1.UpdateRecordH\x00\x12\x30\n\x07prepare\x18\x04 \x01(\x0b\x32\x1d.ps_protocol.v1.PrepareRecordH\x00\x12.\n\x06switch\x18\x05 \x01(\x0b\x32\x1c.ps_protocol.v1.SwitchRecordH\x00\x12\x33\n\tload_rows\x18\x06 \x01(\x0b\x32\x1e.ps_protocol.v1.LoadRowsRecordH\x00\x12\x33\n\tdrop_rows\x18\x07 \x01(\x0b\x32\x1e.ps_protocol.v1.DropRowsRecordH\x00\x12\x30\n\x07\x62uckets\x18\x08 \x01(\x0b\x32\x1d.ps_protocol.v1.BucketsRecordH\x00\x12\x30\n\x07release\x18\t \x01(\x0b\x32\x1d.ps_protocol.v1.ReleaseRecordH\x00\x42\x06\n\x04\x62odyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ps_protocol.v1.log_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOGGEDPUSH']._serialized_start=101
-  _globals['_LOGGEDPUSH']._serialized_end=227
-  _globals['_PLACERECORD']._serialized_start=229
-  _globals['_PLACERECORD']._serialized_end=287
-  _globals['_LOADRECORD']._serialized_start=290
-  _globals['_LOADRECORD']._serialized_end=453
-  _globals['_UPDATERECORD']._serialized_start=456
-  _globals['_UPDATERECORD']._serialized_end=754
-  _globals['_TABLEUPDATE']._serialized_start=756
-  _globals['_TABLEUPDATE']._serialized_end=865
-  _globals['_LOADROWSRECORD']._serialized_start=867
-  _globals['_LOADROWSRECORD']._serialized_end=965
-  _globals['_DROPROWSRECORD']._serialized_start=967
-  _globals['_DROPROWSRECORD']._serialized_end=1044
-  _globals['_BUCKETSRECORD']._serialized_start=1046
-  _globals['_BUCKETSRECORD']._serialized_end=1117
-  _globals['_PREPARERECORD']._serialized_start=1120
-  _globals['_PREPARERECORD']._serialized_end=1334
-  _globals['_SWITCHRECORD']._serialized_start=1336
-  _globals['_SWITCHRECORD']._serialized_end=1380
-  _globals['_RELEASERECORD']._serialized_start=1382
-  _globals['_RELEASERECORD']._serialized_end=1427
-  _globals['_LOGRECORD']._serialized_start=1430
-  _globals['_LOGRECORD']._serialized_end=1891
+  _globals['_LOGGEDPUSH']._serialized_start=102
+  _globals['_LOGGEDPUSH']._serialized_end=272
+  _globals['_PLACERECORD']._serialized_start=274
+  _globals['_PLACERECORD']._serialized_end=332
+  _globals['_LOADRECORD']._serialized_start=335
+  _globals['_LOADRECORD']._serialized_end=498
+  _globals['_UPDATERECORD']._serialized_start=501
+  _globals['_UPDATERECORD']._serialized_end=799
+  _globals['_TABLEUPDATE']._serialized_start=801
+  _globals['_TABLEUPDATE']._serialized_end=910
+  _globals['_LOADROWSRECORD']._serialized_start=912
+  _globals['_LOADROWSRECORD']._serialized_end=1010
+  _globals['_DROPROWSRECORD']._serialized_start=1012
+  _globals['_DROPROWSRECORD']._serialized_end=1089
+  _globals['_BUCKETSRECORD']._serialized_start=1091
+  _globals['_BUCKETSRECORD']._serialized_end=1162
+  _globals['_PREPARERECORD']._serialized_start=1165
+  _globals['_PREPARERECORD']._serialized_end=1379
+  _globals['_SWITCHRECORD']._serialized_start=1381
+  _globals['_SWITCHRECORD']._serialized_end=1425
+  _globals['_RELEASERECORD']._serialized_start=1427
+  _globals['_RELEASERECORD']._serialized_end=1472
+  _globals['_LOGRECORD']._serialized_start=1475
+  _globals['_LOGRECORD']._serialized_end=1936
 # @@protoc_insertion_point(module_scope)

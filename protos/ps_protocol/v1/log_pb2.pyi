@@ -9,18 +9,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LoggedPush(_message.Message):
-    __slots__ = ("worker", "sequence", "phase", "clock", "pulled_version")
+    __slots__ = ("worker", "sequence", "phase", "clock", "pulled_version", "others")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     PULLED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     worker: _shard_pb2.WorkerId
     sequence: int
     phase: int
     clock: int
     pulled_version: int
-    def __init__(self, worker: _Optional[_Union[_shard_pb2.WorkerId, _Mapping]] = ..., sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[LoggedPush]
+    def __init__(self, worker: _Optional[_Union[_shard_pb2.WorkerId, _Mapping]] = ..., sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., others: _Optional[_Iterable[_Union[LoggedPush, _Mapping]]] = ...) -> None: ...
 
 class PlaceRecord(_message.Message):
     __slots__ = ("shard_map",)

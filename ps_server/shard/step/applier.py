@@ -368,7 +368,7 @@ class Applier:
             replica.apply(update.step)
         except StepSkipped as skipped:
             # Noted before anybody can ask. A copy: the traceback refers to memory that is reused.
-            for info in update.pushes:
+            for info in (each for push in update.pushes for each in push.contributions):
                 self.skipped[_key(info)] = copy(skipped)
             while len(self.skipped) > KEPT_SKIPPED:
                 del self.skipped[next(iter(self.skipped))]
@@ -614,8 +614,9 @@ def _combine_buffers(into: Region, pushes: Sequence[IncomingPush], live_workers:
     policy = into.layout.shard_map.spec.buffers
     values = [push.region for push in pushes if push.region is not None]
     if policy is Buffers.AVERAGE and len(values) > 1:
-        average_buffers(into, values)
+        # What a combined push brings is the mean of its workers' buffers.
+        average_buffers(into, values, shares([push.info.workers for push in pushes]))
         return 1.0
     if into is not values[0]:
         assign_buffers(into, values[0])
-    return 1.0 if policy is Buffers.RANK0 else 1 / live_workers
+    return 1.0 if policy is Buffers.RANK0 else min(1.0, pushes[0].info.workers / live_workers)

@@ -8,7 +8,7 @@ from copy import copy
 from typing import TypeVar
 
 from ps_protocol.errors import PsError
-from ps_server.consistency import WorkerKey
+from ps_server.consistency import PushInfo, WorkerKey
 
 T = TypeVar("T")
 
@@ -69,12 +69,19 @@ class Gate:
         self.check()
         return result
 
-    async def pass_push(self, worker: WorkerKey, sequence: int) -> None:
-        """Returns when this push may be decided. Raises what the gate was closed with."""
+    async def pass_push(self, push: PushInfo) -> bool:
+        """Returns when this push may be decided; False: some of a combined push's workers may pass, and others may not.
+
+        Raises what the gate was closed with.
+        """
         self.check()
-        while self._targets is not None and sequence > self._targets.get(worker, 0):
+        while (targets := self._targets) is not None:
+            passing = [each.sequence <= targets.get(each.worker, 0) for each in push.contributions]
+            if any(passing):
+                return all(passing)
             await self.changed()
             self.check()
+        return True
 
     async def opened(self) -> None:
         """Returns when everything may pass. Raises what the gate was closed with."""

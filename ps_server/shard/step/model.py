@@ -224,8 +224,10 @@ class ShardModel:
             self._applier.free(push)
             raise
         try:
-            if self.gate.engaged:
-                await self.gate.pass_push(push.info.worker, push.info.sequence)
+            if self.gate.engaged and not await self.gate.pass_push(push.info):
+                push.decision = self.tracker.separate("others of its workers have to wait")
+                self._applier.give_up(push)
+                return push.decision
         except BaseException:
             self._applier.give_up(push)
             raise
@@ -274,6 +276,8 @@ class ShardModel:
                 continue
             if decision.verdict is Verdict.APPLY:
                 self.staleness[info.worker.rank] = decision.staleness
+                for other in info.others:
+                    self.staleness[other.worker.rank] = decision.staleness
                 due.append(Due([push], self.tracker.version, decision.scale))
             elif decision.verdict is Verdict.HOLD:
                 self._held.hold(push)
@@ -309,6 +313,8 @@ class ShardModel:
             pushes = self._held.take(ready, self.times)
             for info, staleness in zip(ready.contributions, ready.staleness, strict=True):
                 self.staleness[info.worker.rank] = staleness
+                for other in info.others:
+                    self.staleness[other.worker.rank] = staleness
             if len(pushes) > 1:
                 self.differences.note(pushes)
             if pushes:

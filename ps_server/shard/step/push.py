@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ps_protocol.cluster.requests import PushHeader
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient
 from ps_protocol.model.spec import ModelSpec, NonFinite, Options
 from ps_server import tables as row_tables
@@ -20,6 +21,10 @@ from ps_server.state.region import Region
 
 QUICK_BYTES = 1 << 20
 """To look at so many bytes of gradients takes no more time than handing that to a thread."""
+
+
+MAX_WORKERS = 1024
+"""Workers of one combined push: many more than one host runs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +100,38 @@ class HeldPushes(Mapping[tuple[WorkerKey, int], IncomingPush]):
         self._pushes.clear()
         self._began.clear()
         return pushes
+
+
+def combined_info(sender: PushInfo, header: PushHeader) -> PushInfo:
+    """The whole of a combined push, whose sender has ``sender`` in it. Raises InvalidRequest."""
+    announced = header.contributions
+    if len(announced) >= MAX_WORKERS:
+        raise InvalidRequest(
+            f"a combined push of worker {sender.worker.rank} is of too many workers",
+            expected=f"at most {MAX_WORKERS}",
+            actual=str(len(announced) + 1),
+        )
+    ranks = [sender.worker.rank, *(each.worker[0] for each in announced)]
+    if len(set(ranks)) < len(ranks):
+        raise InvalidRequest(
+            f"a combined push of worker {sender.worker.rank} has a worker twice",
+            expected="its sender, and each of the other workers once",
+            actual=f"ranks {ranks}",
+        )
+    others, pulled = [], [sender.pulled_version]
+    for each in announced:
+        if each.sequence == 0:
+            raise InvalidRequest(
+                f"a push of worker {each.worker[0]} in a combined one needs a sequence",
+                expected="1 or more",
+                actual="0",
+            )
+        worker, position = WorkerKey(*each.worker), Position(each.phase, each.clock)
+        others.append(PushInfo(worker, each.sequence, position, each.pulled_version, each.skipped))
+        if not each.skipped:
+            pulled.append(each.pulled_version)
+    others.sort(key=lambda each: each.worker)
+    return replace(sender, pulled_version=min(pulled), others=tuple(others))
 
 
 def require_weight(weight: float, rank: int) -> None:

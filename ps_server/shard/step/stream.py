@@ -40,7 +40,7 @@ from ps_server.shard.execution.tasks import in_thread, run_together
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.options import merge_options, merge_row_options
 from ps_server.shard.step.published import Published, UnchangedSlices
-from ps_server.shard.step.push import IncomingPush, require_norm, require_weight
+from ps_server.shard.step.push import IncomingPush, combined_info, require_norm, require_weight
 from ps_server.shard.step.push_trace import PushTracing, ServedPush
 from ps_server.shard.step.pushed_rows import PushedRows, RequestedLookup, announced, wanted
 from ps_server.shard.step.staging import Staging
@@ -274,9 +274,12 @@ class StepStream:
 
     def _newest_for(self, push: IncomingPush) -> Published | None:
         """What the answer to ``push``, with no other before it, brings now; None: it has to wait."""
-        if push.decision is None or (newest := self._model.answerable()) is None:
+        if (decision := push.decision) is None or decision.verdict is Verdict.SEPARATE:
             return None
-        tracker, position = self._model.tracker, push.info.position
+        if (newest := self._model.answerable()) is None:
+            return None
+        tracker, info = self._model.tracker, push.info
+        position = info.highest if info.others else info.position
         asked = tracker.pull_position(position, push.ahead) if push.ahead else position
         return newest if tracker.may_pull(asked) else None
 
@@ -366,7 +369,7 @@ class StepStream:
                 expected=f"indexes below {slices}",
                 actual=str(max(absent)),
             )
-        if header.weight:
+        if header.weight or (header.contributions and not header.skipped):
             require_weight(header.weight, self._worker.rank)
         if self._clips and not header.skipped:
             require_norm(header.squared_norm, self._model.layout.shard_map.spec, self._worker.rank)
@@ -376,6 +379,8 @@ class StepStream:
             self._row_options = merge_row_options(self._model.layout.shard_map.spec, header.table_options)
         position = Position(header.phase, header.clock)
         info = PushInfo(self._worker, header.sequence, position, header.pulled_version, header.skipped)
+        if header.contributions:
+            info = combined_info(info, header)
         return IncomingPush(
             info,
             None,
@@ -451,7 +456,7 @@ class StepStream:
 
     async def _answer_push(self, push: IncomingPush, *, waits: bool = True) -> None:
         """In the writing task, or the reading one while that has nothing to do. ``waits``: it may have to wait."""
-        if push.decision is None:
+        if push.decision is None or push.decision.verdict is Verdict.SEPARATE:
             await self._model.settled()
             refused = answer_to(push, self._model)
             await self._transport.send(refused)
@@ -460,7 +465,10 @@ class StepStream:
             return
         if push.trace is not None:
             push.trace.has_turn()
-        waited_seconds, reason = await self._wait_for_mode(push.info.position, push.ahead) if waits else (0.0, "")
+        waited_seconds, reason = 0.0, ""
+        if waits:
+            position = push.info.highest if push.info.others else push.info.position
+            waited_seconds, reason = await self._wait_for_mode(position, push.ahead)
         result = self._answer(push, waited_seconds, reason)
         await self._reply(result, push.info, push.trace)
         if push.trace is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import grpc
 import pytest
 
@@ -22,6 +24,11 @@ def options(*given):
     return push(groups=[Options(options=given)])
 
 
+def combined(*ranks, weight=2.0, numbers=MappingProxyType({"sequence": 1, "clock": 1})):
+    workers = [pb.WorkerId(rank=rank, incarnation=rank + 1) for rank in ranks]
+    return push(weight=weight, contributions=[pb.PushContribution(worker=each, **numbers) for each in workers])
+
+
 BAD_MESSAGES = {
     "a chunk without a header": ([{"chunk": pb.Chunk(payload=b"x")}], "a chunk came that belongs to no payload"),
     "a chunk out of order": ([push(), {"chunk": pb.Chunk(position=8, payload=b"x")}], "position 0"),
@@ -37,6 +44,11 @@ BAD_MESSAGES = {
     "an infinite weight": ([push(weight=float("inf"))], "positive finite"),
     "a weight that is no number": ([push(weight=float("nan"))], "positive"),
     "no sequence": ([push(sequence=0)], "sequence"),
+    "a combined push that has a worker twice": ([combined(1, 1)], "a worker twice"),
+    "a combined push that has its sender twice": ([combined(0)], "a worker twice"),
+    "a combined push of too many workers": ([combined(*range(1, 1025))], "at most 1024"),
+    "a combined push without a weight": ([combined(1, weight=0.0)], "positive finite"),
+    "a combined push without a sequence of each": ([combined(1, numbers={})], "sequence"),
     "a second Open": ([{"open": pb.Open(model="model")}], "step stream"),
 }
 

@@ -168,6 +168,8 @@ def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
         message.staged.extend(header.staged)
     if header.tables:
         message.tables.extend(_row_counts_to_pb(header.tables))
+    if header.contributions:
+        message.contributions.extend(map(_contribution_to_pb, header.contributions))
     return message
 
 
@@ -199,7 +201,32 @@ def _push_from_pb(message: pb.PushHeader) -> requests.PushHeader:
         header.tables = _row_counts_from_pb(tables)
     if message.HasField("squared_norm"):
         header.squared_norm = message.squared_norm
+    if contributions := message.contributions:
+        header.contributions = tuple(map(_contribution_from_pb, contributions))
     return header
+
+
+def _contribution_to_pb(each: requests.Contribution) -> pb.PushContribution:
+    rank, incarnation = each.worker
+    return pb.PushContribution(
+        worker=pb.WorkerId(rank=rank, incarnation=incarnation),
+        sequence=each.sequence,
+        phase=each.phase,
+        clock=each.clock,
+        pulled_version=each.pulled_version,
+        skipped=each.skipped,
+    )
+
+
+def _contribution_from_pb(message: pb.PushContribution) -> requests.Contribution:
+    return requests.Contribution(
+        (message.worker.rank, message.worker.incarnation),
+        message.sequence,
+        message.phase,
+        message.clock,
+        message.pulled_version,
+        message.skipped,
+    )
 
 
 def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster import answers, requests
 from ps_protocol.cluster.answers import Outcome
+from ps_protocol.cluster.requests import Contribution
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest, ModelMoved
 from ps_protocol.model.spec import OptionDifference
@@ -36,6 +37,9 @@ REQUESTS = [
     ),
     requests.PushHeader(1, 0, 1, payload=b"abc", segment=2, rows_in_room=True),
     requests.PushHeader(1, 0, 1, skipped=True),
+    requests.PushHeader(
+        1, 0, 1, weight=3.0, contributions=(Contribution((1, 7), 4, 1, 3, 2), Contribution((2, 8), 5, 1, 3, 2, True))
+    ),
     requests.StageRequest(0, 4, b"abcd"),
     requests.LookupHeader(5, COUNTS, (1, 2), b"ids"),
     requests.LookupHeader(5, COUNTS, None),
@@ -57,6 +61,7 @@ REPLIES = [
     answers.StepAnswer(
         1, Outcome.LATE, 2, 3, 4, (5, 6), True, True, None, [OptionDifference(0, False, "lr", 1, 0.1, 0.2)]
     ),
+    answers.StepAnswer(1, Outcome.SEPARATE, 2, clock=3),
     answers.StepAnswer(payload_bytes=3, payload=b"abc", segment=1),
     answers.RowsAnswer(3, 4, payload_bytes=8, in_room=True),
     answers.RowsAnswer(3, payload_bytes=2, payload=b"ab"),
