@@ -4,44 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.model.layout import ArenaSpan, Layout
-from ps_protocol.model.spec import DType, Kind
+from ps_protocol.model.layout import Layout
+from ps_protocol.wire.means import BLOCK_ELEMENTS, average_buffer_arenas, average_runs, buffer_arenas, parameter_runs
 from ps_server.state.region import Region
 from ps_server.tables.step import RowStep
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaRun:
-    """Bytes [begin, end) of neighbouring slices of one arena, not empty."""
-
-    arena: int
-    begin: int
-    end: int
-    dtype: DType
-    #: Per contribution, whether it lacks these slices.
-    absent: tuple[bool, ...]
-
-
-def parameter_runs(layout: Layout, absent: Sequence[frozenset[int]]) -> Iterator[ArenaRun]:
-    """The parameter arenas, cut into runs. ``absent`` holds the missing slice indexes of each contribution."""
-    if not any(absent):
-        everywhere = (False,) * len(absent)
-        for number, arena in enumerate(layout.arenas):
-            if arena.key.kind is Kind.PARAMETER and arena.begin < arena.end:
-                yield ArenaRun(number, arena.begin, arena.end, arena.key.dtype, everywhere)
-        return
-    indexes = (i for i in range(layout.parameter_slices) if layout.slices[i].begin < layout.slices[i].end)
-    keyed = groupby(indexes, lambda i: (layout.slices[i].arena, tuple(i in missing for missing in absent)))
-    for (number, missing), members in keyed:
-        spans = [layout.slices[i] for i in members]
-        yield ArenaRun(number, spans[0].begin, spans[-1].end, spans[0].variable.dtype, missing)
 
 
 def first_nonfinite(layout: Layout, region: Region, absent: frozenset[int] = frozenset()) -> str | None:
@@ -70,9 +41,6 @@ def _finite(tensor: Tensor) -> bool:
     smallest, largest = torch.aminmax(tensor)
     return bool(torch.isfinite(smallest) and torch.isfinite(largest))
 
-
-_BLOCK_ELEMENTS = 1 << 17
-"""Elements taken at a time: those of all tensors of a loop stay in the processor's cache."""
 
 _EPSILON = 1e-6
 """As in torch: added to the norm."""
@@ -113,21 +81,10 @@ def _present(gradients: Region, absent: frozenset[int]) -> Iterator[Tensor]:
 def _squares(flat: Tensor) -> float:
     """The sum of squares of a flat tensor."""
     sums = []
-    for begin in range(0, flat.numel(), _BLOCK_ELEMENTS):
-        block = flat[begin : begin + _BLOCK_ELEMENTS].double()
+    for begin in range(0, flat.numel(), BLOCK_ELEMENTS):
+        block = flat[begin : begin + BLOCK_ELEMENTS].double()
         sums.append(float(torch.dot(block, block)))
     return total(sums)
-
-
-def shares(weights: Sequence[float]) -> list[float] | None:
-    """What part of their mean each of ``weights``, positive and finite, has; None where they are equal."""
-    largest = max(weights)
-    if min(weights) == largest:
-        return None
-    # Divided first: the sum of large weights would overflow.
-    scaled = [weight / largest for weight in weights]
-    total = math.fsum(scaled)
-    return [weight / total for weight in scaled]
 
 
 def average(
@@ -151,23 +108,13 @@ def average(
             expected=f"{len(parts)} sets",
             actual=f"{len(absent)} sets",
         )
-    for run in parameter_runs(into.layout, absent):
-        present = [
-            region.tensor(run.begin, run.end, run.dtype)
-            for region, missing in zip(parts, run.absent, strict=True)
-            if not missing
-        ]
-        if present and weights is None:
-            _mean(into.tensor(run.begin, run.end, run.dtype), present, len(parts))
-        elif present and weights is not None:
-            own = [weight for weight, missing in zip(weights, run.absent, strict=True) if not missing]
-            _weighted_sum(into.tensor(run.begin, run.end, run.dtype), present, own)
+    average_runs(into.layout, into.data, [part.data for part in parts], absent, weights)
     return frozenset.intersection(*absent)
 
 
 def assign_buffers(region: Region, values: Region) -> None:
     """Copy the buffers of ``values``."""
-    for span in _buffer_arenas(region.layout):
+    for span in buffer_arenas(region.layout):
         region.data[span.begin : span.end].copy_(values.data[span.begin : span.end])
 
 
@@ -176,52 +123,14 @@ def average_buffers(into: Region, values: Sequence[Region], weights: Sequence[fl
 
     ``into`` may be the first of ``values``. ``weights``: as in ``average``.
     """
-    for span in _buffer_arenas(into.layout):
-        target, *parts = (region.tensor(span.begin, span.end, span.key.dtype) for region in (into, *values))
-        if not target.is_floating_point():
-            target.copy_(torch.stack(parts).amax(0))
-        elif weights is None:
-            _mean(target, parts, len(parts))
-        else:
-            _weighted_sum(target, parts, weights)
+    average_buffer_arenas(into.layout, into.data, [each.data for each in values], weights)
 
 
 def blend_buffers(region: Region, values: Region, weight: float) -> None:
     """Move floating-point buffers by ``weight`` of the way to ``values``; take the maximum of the others."""
-    for span in _buffer_arenas(region.layout):
+    for span in buffer_arenas(region.layout):
         held, new = (r.tensor(span.begin, span.end, span.key.dtype) for r in (region, values))
         if held.is_floating_point():
             held.lerp_(new, weight)
         else:
             torch.maximum(held, new, out=held)
-
-
-def _buffer_arenas(layout: Layout) -> Iterator[ArenaSpan]:
-    return (span for span in layout.arenas if span.key.kind is Kind.BUFFER and span.begin < span.end)
-
-
-def _weighted_sum(into: Tensor, parts: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Sum ``parts`` times ``weights`` in order. ``into`` may be the first part, none of the others."""
-    widen = into.dtype in (torch.float16, torch.bfloat16)
-    for begin in range(0, into.numel(), _BLOCK_ELEMENTS):
-        first, *rest = (part[begin : begin + _BLOCK_ELEMENTS] for part in parts)
-        target = into[begin : begin + _BLOCK_ELEMENTS]
-        total = first.float().mul_(weights[0]) if widen else torch.mul(first, weights[0], out=target)
-        for part, weight in zip(rest, weights[1:], strict=True):
-            total.add_(part, alpha=weight)
-        if widen:
-            target.copy_(total)
-
-
-def _mean(into: Tensor, parts: Sequence[Tensor], count: int) -> None:
-    """Sum ``parts`` in order, divide by ``count``. ``into`` may be the first part, none of the others."""
-    widen = into.dtype in (torch.float16, torch.bfloat16)
-    for begin in range(0, into.numel(), _BLOCK_ELEMENTS):
-        first, *rest = (part[begin : begin + _BLOCK_ELEMENTS] for part in parts)
-        target = into[begin : begin + _BLOCK_ELEMENTS]
-        total = first.float() if widen else target.copy_(first)
-        for part in rest:
-            total.add_(part)
-        total.div_(count)
-        if widen:
-            target.copy_(total)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, Kind, ModelSpec, ShardMap, Slice, Variable
+from ps_protocol.wire.means import shares
 from ps_server.optimizers.gradients import (
     assign_buffers,
     average,
@@ -21,7 +22,6 @@ from ps_server.optimizers.gradients import (
     clip_factor,
     first_nonfinite,
     scale_gradients,
-    shares,
     squared_norm,
     total,
 )

@@ -19,12 +19,13 @@ from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import Buffers, Options
 from ps_protocol.model.tables import Ids, RowOptions
+from ps_protocol.wire.means import shares
 from ps_server import tables as row_tables
 from ps_server.consistency import FAILED, PushInfo, Tracker, WorkerKey
 from ps_server.failpoints import Failpoints
 from ps_server.log.entries import AppliedUpdate, Loaded, RowsDropped, RowsEntry, UpdateLog
 from ps_server.log.messages import apply_rows
-from ps_server.optimizers.gradients import assign_buffers, average, average_buffers, shares
+from ps_server.optimizers.gradients import assign_buffers, average, average_buffers
 from ps_server.optimizers.state import StateEntry
 from ps_server.optimizers.undo import StepSkipped, require_counters
 from ps_server.shard.counters import StepTimes
