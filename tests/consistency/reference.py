@@ -45,7 +45,10 @@ class Reference:
         self.begun = self.begun and bool(self.history)
         if not self.begun:
             # Rounds may have passed without pushes.
-            applied = [self.taken[-1], *(push.position for pushes in self.updates for push in pushes)]
+            applied = [
+                self.taken[-1],
+                *(each.position for pushes in self.updates for push in pushes for each in push.contributions),
+            ]
             for key in keys - self.history.keys():
                 self.stand(key, max(applied))
 
@@ -64,11 +67,15 @@ class Reference:
 
     def push(self, push: PushInfo) -> tuple[Verdict, float, int]:
         """Verdict, scale, staleness."""
-        if any(p.worker == push.worker and p.sequence >= push.sequence for p in self.accepted):
+        known = [self.knows(each) for each in push.contributions]
+        if all(known):
             return Verdict.DUPLICATE, 1.0, 0
+        if push.others and (any(known) or not all(self.may_step(each, push) for each in push.contributions)):
+            return Verdict.SEPARATE, 1.0, 0
         self.accepted.append(push)
         self.begun = True
-        self.stand(push.worker, push.position)
+        for each in push.contributions:
+            self.stand(each.worker, each.position)
         if self.consistency.mode is Mode.SYNC:
             if push.position <= self.taken[-1]:
                 return Verdict.LATE, 1.0, 0
@@ -85,6 +92,19 @@ class Reference:
         scaled = stale and policy is StalePolicy.SCALE
         return Verdict.APPLY, (max(threshold, 1) / staleness if scaled else 1.0), staleness
 
+    def knows(self, push: PushInfo) -> bool:
+        """Whether a push of its worker, which takes part, was accepted under its sequence, or a later one."""
+        if push.worker not in self.history:
+            return False
+        each = (one for accepted in self.accepted for one in accepted.contributions)
+        return any(one.worker == push.worker and one.sequence >= push.sequence for one in each)
+
+    def may_step(self, push: PushInfo, whole: PushInfo) -> bool:
+        """Whether ``push`` may be part of ``whole``."""
+        own = self.standing().get(push.worker)
+        same = push.position == whole.position or self.consistency.mode is not Mode.SYNC
+        return own is not None and push.position > own and same
+
     def take_ready(self, now: float) -> list[tuple[Position, list[PushInfo]]]:
         rounds = []
         for position in sorted({push.position for push in self.held}):
@@ -95,7 +115,7 @@ class Reference:
             if self.consistency.mode is Mode.SYNC and behind and self.waited() < self.consistency.grace_seconds:
                 break
             pushes = [push for push in self.held if push.position == position and not push.skipped]
-            pushes.sort(key=lambda push: (push.worker.rank, push.worker.incarnation))
+            pushes.sort(key=lambda push: min((one.worker.rank, one.worker.incarnation) for one in push.contributions))
             self.held = [push for push in self.held if push.position != position]
             if pushes:
                 self.updates.append(pushes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_server.consistency import ParkedPulls, Position, PushInfo, Round, Tracker, Verdict, WorkerKey
+from ps_server.consistency.events import START
 from tests.support.length import examples
 
 from .reference import Reference
@@ -42,7 +43,10 @@ class Worker:
     #: Its pull is parked.
     waits: bool = False
     in_barrier: bool = False
+    #: Its last push; of a combined one that it sent, all of it.
     last: PushInfo | None = None
+    #: Where its pull counts as standing: in a combined push, where the one stands that is furthest.
+    asks: Position = START
 
 
 class JobLife(RuleBasedStateMachine):
@@ -56,7 +60,9 @@ class JobLife(RuleBasedStateMachine):
         self.phase = self.incarnations = 0
         self.now = 0.0
         self.applied: list[tuple[WorkerKey, int]] = []
-        self.owed: set[tuple[WorkerKey, int]] = set()
+        self.owed: list[PushInfo] = []
+        #: Pushes applied, and those that each of their workers had to make by itself.
+        self.pushes_applied = self.separate = 0
         for rank in range(workers):
             self.join(rank)
 
@@ -135,10 +141,16 @@ class JobLife(RuleBasedStateMachine):
         self.parked.discard(worker)
         self.attach(worker)
         if worker.last is not None:
-            assert self.tracker.push(worker.last).verdict is Verdict.DUPLICATE
-            assert self.reference.push(worker.last)[0] is Verdict.DUPLICATE
-        if worker.waits and worker.last is not None:
-            self.parked.park(worker.last.position, worker)
+            verdict = self.tracker.push(worker.last).verdict
+            assert verdict is self.reference.push(worker.last)[0]
+            if verdict is Verdict.SEPARATE:
+                assert worker.last.others, "another of its workers is gone"
+                worker.last = replace(worker.last, others=())
+                verdict = self.tracker.push(worker.last).verdict
+                assert self.reference.push(worker.last)[0] is Verdict.DUPLICATE
+            assert verdict is Verdict.DUPLICATE
+        if worker.waits:
+            self.parked.park(worker.asks, worker)
         self.settle()
 
     @rule(which=which, ahead=st.booleans(), skipped=st.integers(0, 4).map(lambda n: n == 0))
@@ -147,25 +159,62 @@ class JobLife(RuleBasedStateMachine):
         if worker is not None and not worker.waits:
             self.step(worker, ahead, skipped)
 
-    def step(self, worker: Worker, ahead: bool = False, skipped: bool = False) -> None:
+    @rule(chosen=st.lists(which, min_size=2, max_size=RANKS), how=st.sampled_from(["whole", "skipped", "one alone"]))
+    def push_together(self, chosen: list[int], how: str) -> None:
+        """Workers of one host push as one; or one of them has done so by itself, as when the sender was frozen."""
+        found = [worker for each in chosen if (worker := self.pick(each)) is not None and not worker.waits]
+        group = list(dict.fromkeys(found))
+        if len(group) < 2:
+            return
+        pushes = [self.next_push(worker, skipped=how == "skipped") for worker in group]
+        if how == "one alone":
+            self.send(group[chosen[0] % len(group)], pushes[chosen[0] % len(group)])
+        sender, *others = pushes
+        lowest = min(each.pulled_version for each in pushes)
+        whole = replace(sender, others=tuple(others), pulled_version=lowest)
+        if self.decide(whole) is Verdict.SEPARATE:
+            for worker, push in zip(group, pushes, strict=True):
+                if not worker.waits:
+                    self.send(worker, push)
+            return
+        for worker, push in zip(group, pushes, strict=True):
+            worker.last = whole if worker is group[0] else push
+            self.park(worker, whole.highest)
+            if self.tracker.collects:
+                worker.position = self.tracker.resume(push.position)
+        self.settle()
+
+    def next_push(self, worker: Worker, skipped: bool = False) -> PushInfo:
         assert worker.position is not None
         worker.sequence += 1
         worker.position = Position(worker.phase, worker.position.clock + 1)
-        push = PushInfo(worker.key, worker.sequence, worker.position, worker.pulled, skipped)
+        return PushInfo(worker.key, worker.sequence, worker.position, worker.pulled, skipped)
+
+    def step(self, worker: Worker, ahead: bool = False, skipped: bool = False) -> None:
+        self.send(worker, self.next_push(worker, skipped), ahead)
+
+    def send(self, worker: Worker, push: PushInfo, ahead: bool = False) -> None:
+        verdict = self.decide(push)
+        worker.last = push
+        if verdict is Verdict.LATE:
+            worker.position = self.tracker.resume(push.position)
+        if not ahead:
+            self.park(worker, push.position)
+        self.settle()
+
+    def park(self, worker: Worker, position: Position) -> None:
+        worker.waits, worker.asks = True, position
+        self.parked.park(position, worker)
+
+    def decide(self, push: PushInfo) -> Verdict:
         decision = self.tracker.push(push)
         assert (decision.verdict, decision.scale, decision.staleness) == self.reference.push(push)
-        worker.last = push
-        match decision.verdict:
-            case Verdict.APPLY:
-                self.apply(push)
-            case Verdict.HOLD:
-                self.owed.add((push.worker, push.sequence))
-            case Verdict.LATE:
-                worker.position = self.tracker.resume(push.position)
-        if not ahead:
-            worker.waits = True
-            self.parked.park(push.position, worker)
-        self.settle()
+        self.separate += decision.verdict is Verdict.SEPARATE
+        if decision.verdict is Verdict.APPLY:
+            self.apply(push)
+        elif decision.verdict is Verdict.HOLD:
+            self.owed.append(push)
+        return decision.verdict
 
     @rule(which=which)
     def arrive(self, which: int) -> None:
@@ -188,18 +237,20 @@ class JobLife(RuleBasedStateMachine):
         for taken in rounds:
             self.check_round(taken)
             for push in taken.contributions:
-                self.owed.remove((push.worker, push.sequence))
+                self.owed.remove(push)
                 self.apply(push)
         waiting = [worker for worker in self.workers.values() if worker.waits]
-        due = {worker.key for worker in waiting if worker.last and self.reference.may_pull(worker.last.position)}
+        due = {worker.key for worker in waiting if self.reference.may_pull(worker.asks)}
         released = [worker for worker in self.parked.release(self.tracker) if worker.waits]
         assert {worker.key for worker in released} == due
         for worker in released:
             self.answer(worker)
 
     def apply(self, push: PushInfo) -> None:
-        assert (push.worker, push.sequence) not in self.applied
-        self.applied.append((push.worker, push.sequence))
+        self.pushes_applied += 1
+        for each in push.contributions:
+            assert (each.worker, each.sequence) not in self.applied
+            self.applied.append((each.worker, each.sequence))
 
     def check_round(self, taken: Round) -> None:
         """Never before its quorum. Without backup workers, it has the push of each live worker that made one, once."""
@@ -213,15 +264,14 @@ class JobLife(RuleBasedStateMachine):
             return
         standing = [s for s in self.tracker.clocks() if s.position <= taken.position]
         assert all(s.position == taken.position for s in standing)
-        workers = [push.worker for push in taken.contributions]
+        workers = [each.worker for push in taken.contributions for each in push.contributions]
         assert len(set(workers)) == len(workers)
-        owing = {key for key, sequence in self.owed if key in {s.worker for s in standing}}
+        owing = {each.worker for push in self.owed for each in push.contributions} & {s.worker for s in standing}
         assert owing <= set(workers)
 
     def answer(self, worker: Worker) -> None:
         """Ho et al.: a worker that gets parameters at clock c is at most s ahead of everyone."""
-        assert worker.last is not None
-        phase, clock = worker.last.position
+        phase, clock = worker.asks
         if self.tracker.consistency.mode is Mode.SSP:
             bound = Position(phase, clock - self.tracker.consistency.staleness)
             assert all(standing.position >= bound for standing in self.tracker.clocks())
@@ -245,7 +295,7 @@ class JobLife(RuleBasedStateMachine):
             able = [worker for worker in self.workers.values() if not worker.in_barrier and not worker.waits]
             if not able and self.tracker.grace_ends is not None:
                 continue
-            parked = [self.tracker.blocker(worker.last.position) for worker in self.parked if worker.last]
+            parked = [self.tracker.blocker(worker.asks) for worker in self.parked]
             assert able, f"everyone waits: {parked}"
             worker = able[moment % len(able)]
             if worker.position is None:
@@ -264,7 +314,9 @@ class JobLife(RuleBasedStateMachine):
         assert standing == self.reference.standing()
         assert self.tracker.version == len(self.reference.updates)
         assert self.tracker.applied == self.reference.taken[-1]
-        assert sorted(self.applied) == sorted((p.worker, p.sequence) for u in self.reference.updates for p in u)
+        assert sorted(self.applied) == sorted(
+            (each.worker, each.sequence) for u in self.reference.updates for p in u for each in p.contributions
+        )
         for worker in self.workers.values():
             if worker.key in standing:
                 assert self.tracker.last_sequence(worker.key) == worker.sequence
@@ -289,8 +341,10 @@ class JobLife(RuleBasedStateMachine):
     def counts_add_up(self) -> None:
         outcomes = self.tracker.counts.outcomes
         accepted = len(self.reference.accepted)
-        assert sum(outcomes.values()) - outcomes["duplicate"] + len(self.owed) == accepted
-        assert outcomes["applied"] == len(self.applied) == sum(self.tracker.counts.staleness)
+        decided = sum(outcomes.values()) - outcomes["duplicate"] - outcomes["separate"]
+        assert decided + len(self.owed) == accepted
+        assert outcomes["applied"] == self.pushes_applied == sum(self.tracker.counts.staleness)
+        assert outcomes["separate"] >= self.separate
 
     @invariant()
     def memory_is_bounded(self) -> None:
