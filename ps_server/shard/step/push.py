@@ -23,7 +23,7 @@ QUICK_BYTES = 1 << 20
 """To look at so many bytes of gradients takes no more time than handing that to a thread."""
 
 
-MAX_WORKERS = 1024
+MAX_WORKERS = 256
 """Workers of one combined push: many more than one host runs."""
 
 

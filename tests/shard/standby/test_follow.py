@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ps_protocol.errors import InvalidRequest, Unavailable
+from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.log.folder import DataFolder
 from ps_server.log.recovery import recover
 from ps_server.shard.config import Acknowledge
@@ -78,6 +79,22 @@ def test_a_standby_there_from_the_beginning_has_the_same_bits(tmp_path, optimize
         train(shard, model, 20).end()
         shard.covered()
         assert_same(following, shard, model, tmp_path / "b")
+
+
+def test_a_standby_knows_each_worker_of_a_combined_push(tmp_path):
+    with primary(tmp_path / "a") as shard, follower(tmp_path / "b") as following:
+        shard.set_view({0: 1, 1: 2})
+        following.begin(shard)
+        model, _ = start(shard)
+        whole = [pb.PushContribution(worker=pb.WorkerId(rank=1, incarnation=2), sequence=4, clock=1)]
+        StubStream(shard).exchange(flat(model.layout, *gradients(model, 1)), weight=2.0, contributions=whole)
+        shard.covered()
+        assert_same(following, shard, model, tmp_path / "b")
+        standings = following.model().tracker.persisted_state().standings
+        assert [(each.worker.rank, each.last_sequence, each.position) for each in standings] == [
+            (0, 1, (0, 1)),
+            (1, 4, (0, 1)),
+        ]
 
 
 @pytest.mark.parametrize("optimizer", choose(list(OPTIMIZERS), ["Adam"]))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from ps_protocol.model.spec import Buffers, Consistency, Mode
+from ps_protocol.model.tables import RowInit
 from ps_protocol.v1 import shard_pb2 as pb
 from tests.shard.disks import held, shard_on
 from tests.support.shards import (
@@ -24,6 +26,7 @@ from tests.support.shards import (
     wait_until,
     whole_map,
 )
+from tests.support.tables import RowStream, array, start_with, table_spec
 
 LIVE = {0: 1, 1: 2, 2: 3}
 SYNC = Consistency(Mode.SYNC)
@@ -104,6 +107,36 @@ def test_in_sync_the_mean_is_that_over_all_workers_of_all_hosts():
         assert result.version == one.result()[0].version == 1
         means = [torch.stack(each).mean(0) for each in zip(*single, strict=True)]
         assert_equal(payload, model, reference(initial, [means]))
+
+
+def test_in_a_round_it_makes_the_bytes_of_one_push_with_the_sum_of_the_weights():
+    values = []
+    for whole in (True, False):
+        live = LIVE if whole else {0: 1, 2: 3}
+        with running_shard(live, SYNC) as shard:
+            model, _ = start(shard, momentum=0.9)
+            one, lone = StubStream(shard, 0, 1), StubStream(shard, 2, 3)
+            for clock in range(1, 6):
+                pair, single = (flat(model.layout, *gradients(model, clock * 7 + rank)) for rank in (0, 2))
+                both = {"contributions": others(1, clock=clock)} if whole else {}
+                one.push(pair, weight=5.0, **both)
+                lone.push(single, weight=3.0)
+                _, payload = one.result()
+                lone.result()
+            values.append(payload)
+    assert values[0] == values[1]
+
+
+def test_rows_of_a_combined_push_have_its_weight_in_the_mean():
+    with running_shard(LIVE, SYNC) as shard:
+        start_with(shard, table_spec(init=RowInit("constant", 0.0)))
+        one, lone = RowStream(shard, 0, 1), RowStream(shard, 2, 3)
+        ids = array(5, 7)
+        for stream, value, how in ((one, 3.0, {"weight": 2.0, "contributions": others(1)}), (lone, 9.0, {})):
+            stream.push_rows(bytes(64), {0: (ids, np.full((2, 4), value, np.float32))}, **how)
+        one.result()
+        lone.result()
+        assert np.allclose(one.look_up(ids, 4), -0.5 * 5.0)
 
 
 def test_buffers_of_a_combined_push_count_as_often_as_it_has_workers():

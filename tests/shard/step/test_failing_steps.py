@@ -109,6 +109,23 @@ def test_in_sync_all_workers_of_the_step_are_told(tmp_path, killed):
             stream.end()
 
 
+@pytest.mark.usefixtures("older")
+def test_all_workers_of_a_combined_push_are_told():
+    live = {0: 1, 1: 2}
+    with running_shard(live) as shard:
+        model, _ = start(shard, optimizer="torch.optim.RMSprop", lr=0.1, alpha=0.9)
+        sender, other = (StubStream(shard, rank, rank + 1) for rank in live)
+        payload = flat(model.layout, *gradients(model, 1))
+        whole = [pb.PushContribution(worker=pb.WorkerId(rank=1, incarnation=2), sequence=1, clock=1)]
+        bad = [options_to_pb({"alpha": 1e308})]
+        for result, _ in (
+            sender.exchange(payload, groups=bad, weight=2.0, contributions=whole),
+            other.exchange(payload),  # by itself, as after the death of the sender
+        ):
+            assert (result.outcome, result.HasField("error")) == (pb.OUTCOME_SKIPPED, True)
+        assert model.tracker.counts.outcomes["failed"] == 1
+
+
 def test_an_argument_out_of_range_is_refused_and_logs_nothing():
     with running_shard({0: 1, 1: 2}) as shard:
         model, _ = start(shard, optimizer="torch.optim.RMSprop", lr=0.1, alpha=0.9)

@@ -46,7 +46,7 @@ BAD_MESSAGES = {
     "no sequence": ([push(sequence=0)], "sequence"),
     "a combined push that has a worker twice": ([combined(1, 1)], "a worker twice"),
     "a combined push that has its sender twice": ([combined(0)], "a worker twice"),
-    "a combined push of too many workers": ([combined(*range(1, 1025))], "at most 1024"),
+    "a combined push of too many workers": ([combined(*range(1, 257))], "at most 256"),
     "a combined push without a weight": ([combined(1, weight=0.0)], "positive finite"),
     "a combined push without a sequence of each": ([combined(1, numbers={})], "sequence"),
     "a second Open": ([{"open": pb.Open(model="model")}], "step stream"),
