@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, field, fields
 from pathlib import Path
@@ -41,6 +42,20 @@ class Finite(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
+
+
+class ByteSize(click.ParamType[int, int]):
+    """A number of bytes above 0: digits, and perhaps KB, MB, GB or TB, powers of 1,024."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """As in click."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", str(value), re.IGNORECASE)
+        size = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
+        if size < 1:
+            self.fail(f"{value!r} is not a size, such as 512MB or 4GB.", param, ctx)
+        return size
 
 
 _TYPES: Mapping[type, click.ParamType[Any, Any]] = {

@@ -115,6 +115,8 @@ class Plan:
     stale: str | None
     #: The model has a table of rows, where it has one at all: see ``has_table``.
     table: bool
+    #: Shards have a few of its rows in memory, the others on disk.
+    rows_on_disk: bool
     lease_seconds: float
     heartbeat_seconds: float
     delay_seconds: float

@@ -57,6 +57,7 @@ def _ordinary(seed: int, size: Size) -> Plan:
         wire=more.choice(["raw", "raw", "raw", "int8", "topk:0.3"]),
         stale=None,
         table=more.random() < 0.3 and not large,
+        rows_on_disk=Random(f"rows of {seed}").random() < 0.5,
         lease_seconds=5.0 if not large else 10.0,
         heartbeat_seconds=2.0 if not large else 2.5,
         delay_seconds=random.choice([0.001, 0.005, 0.05]) if not large else random.choice([0.001, 0.003]),

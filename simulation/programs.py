@@ -169,7 +169,7 @@ class ShardProgram(Program):
             port=PORT,
             threads=1,
             side_channels=SideChannelConfig(ports=(), shm=False),
-            storage=StorageConfig(durability, disk.path, plan.fsync, rule),
+            storage=StorageConfig(durability, disk.path, plan.fsync, rule, int(plan.rows_on_disk)),
             failpoints=self._failpoints,
             checkpoint_dirs=(disk.shared, disk.kept) if plan.has_checkpoints else (),
             standby=plan.standby,

@@ -75,6 +75,7 @@ LogEvent = Literal[
     "waiting",
     "alive.failed",
     "table.waits",
+    "table.disk",
     "versions",
     "compiling",
     "report",

@@ -14,6 +14,7 @@ from ps_server.checkpoint.record import Base, Mark
 from ps_server.tables.store import Columns
 
 if TYPE_CHECKING:
+    from ps_server.tables.paged_rows import KeptRows
     from ps_server.tables.table import ShardTable
 
 #: Limits of one step, in bytes copied and rows scanned: at most a few tens of milliseconds.
@@ -29,7 +30,8 @@ class TableCapture:
     """A copy of one table of one shard. The executor calls ``step`` repeatedly, while nothing changes the
     table; what it has copied is read by any thread afterwards.
 
-    It needs memory for the copied rows; they are copied in the order of memory, and sorted when written.
+    It needs memory for the copied rows; they are copied in the order of memory, and sorted when written. Rows on disk
+    are not copied: their file keeps them as they are until this object is not referenced.
     """
 
     def __init__(self, table: ShardTable, since: tuple[Mark, Base] | None) -> None:
@@ -44,6 +46,7 @@ class TableCapture:
         #: Ids deleted since then, ascending; without buckets that are copied in full.
         self.deleted = self.waiting_deleted = _NO_IDS
         self.rows, self.waiting = (_room(columns, 0) for columns in table.views())
+        self._kept: KeptRows | None = None
         self._since: Mark | None = since[0] if since else None
         self._base = since[1] if since else None
         self._now = table.updates, table.changes, table.waiting_changes
@@ -67,6 +70,13 @@ class TableCapture:
         """The argument ``since`` of the next copy, once this one is in a checkpoint."""
         return Mark(*self._now, self._since.depth + 1 if self._since else 0)
 
+    def values(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Values and state of the ``numbers``-th of ``rows``: from its file where a row is not in memory.
+
+        Raises DamagedData.
+        """
+        return self._kept.read(numbers) if self._kept is not None else np.take(self.rows.rows, numbers, 0)
+
     def _run(self, table: ShardTable) -> Generator[None]:
         rows, waiting = table.views()
         chosen: tuple[_Chosen, _Chosen] = None, None
@@ -79,6 +89,8 @@ class TableCapture:
         if self._since is None:
             self.whole[:] = True
         self.deleted, self.waiting_deleted = self._of_increments(gone), self._of_increments(waiting_gone)
+        self._kept = table.keep_values(chosen[0])
+        yield
         self.rows = yield from _copied(rows, chosen[0])
         self.waiting = yield from _copied(waiting, chosen[1])
 

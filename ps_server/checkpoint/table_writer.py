@@ -48,7 +48,7 @@ def write_table(folder: Path, layout: Layout, copy: TableCapture) -> tuple[Table
             columns = _Columns(file, file_form, tensors, spec.name)
             columns.put(form.INDEX, index)
             for bucket in index[:, form.Index.BUCKET].tolist():
-                _put_rows(columns, copy.rows, rows.of(bucket), spec.dim)
+                _put_rows(columns, copy, rows.of(bucket))
                 _put_waiting(columns, copy.waiting, waiting.of(bucket))
             for column, ids in ((form.DELETED, copy.deleted), (form.WAITING_DELETED, copy.waiting_deleted)):
                 columns.put(column, ids[_Order(ids, spec.buckets).all])
@@ -105,8 +105,8 @@ def _items(copy: TableCapture, index: Numbers) -> dict[str, int]:
     return {form.INDEX: len(index), **items}
 
 
-def _put_rows(columns: _Columns, rows: Columns, numbers: Numbers, dim: int) -> None:
-    values = np.take(rows.rows, numbers, 0)
+def _put_rows(columns: _Columns, copy: TableCapture, numbers: Numbers) -> None:
+    rows, dim, values = copy.rows, copy.spec.dim, copy.values(numbers)
     columns.put(form.IDS, np.take(rows.ids, numbers))
     columns.put(form.LAST_USE, np.take(rows.touched, numbers))
     columns.put(form.ROWS, values[:, :dim])

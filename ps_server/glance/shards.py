@@ -61,6 +61,8 @@ class TableGlance:
     expired: int
     evicted: int
     shards: int
+    #: Of the rows: those that are not in memory.
+    on_disk: int = 0
 
 
 def shards_of(history: JobHistory) -> tuple[ShardGlance, ...]:
@@ -90,6 +92,7 @@ def tables_of(history: JobHistory) -> tuple[TableGlance, ...]:
             expired=sum(part.expired for part in found),
             evicted=sum(part.evicted for part in found),
             shards=len(found),
+            on_disk=sum(part.on_disk for part in found),
         )
         for (model, table), found in sorted(parts.items())
     )

@@ -386,10 +386,11 @@ _TABLES: tuple[Column[TableGlance], ...] = (
     Column("rows", lambda table: str(table.rows)),
     Column("rows/s", lambda table: short(table.growth), spare=1),
     Column("bytes", lambda table: short(table.size_bytes), spare=2),
-    Column("waiting", lambda table: str(table.waiting), spare=3),
-    Column("admitted", lambda table: str(table.inserted), spare=4),
-    Column("expired", lambda table: str(table.expired), spare=5),
-    Column("evicted", lambda table: str(table.evicted), spare=6),
+    Column("on disk", lambda table: str(table.on_disk), spare=3),
+    Column("waiting", lambda table: str(table.waiting), spare=4),
+    Column("admitted", lambda table: str(table.inserted), spare=5),
+    Column("expired", lambda table: str(table.expired), spare=6),
+    Column("evicted", lambda table: str(table.evicted), spare=7),
 )
 
 _TOTALS: tuple[Column[TableTotals], ...] = (

@@ -23,6 +23,7 @@ from ps_server.optimizers.state import StateEntry, read_state
 from ps_server.state.apply import Replay
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.region import Region
+from ps_server.tables.row_memory import RowMemory
 
 logger = EventLogger(__name__)
 
@@ -52,21 +53,24 @@ class _HalfDone(Exception):
         self.model = model
 
 
-def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
+def recover(folder: DataFolder, *, log_goes_on: bool, row_memory: RowMemory | None = None) -> Recovered:
     """Recover everything in ``folder``. ``log_goes_on``: the log will be written all the time from now on.
+    ``row_memory``: for the rows of tables.
 
     A step that raises is skipped, and its model is as before it. Raises as ``_recover``.
     """
     careful: set[str] = set()
     while True:
         try:
-            return _recover(folder, careful, log_goes_on=log_goes_on)
+            return _recover(folder, careful, log_goes_on=log_goes_on, row_memory=row_memory)
         except _HalfDone as half:
             logger.warning("recovery", "a step of model '%s' raised in a replay, which begins again", half.model)
             careful.add(half.model)
 
 
-def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool) -> Recovered:
+def _recover(
+    folder: DataFolder, careful: Collection[str], *, log_goes_on: bool, row_memory: RowMemory | None
+) -> Recovered:
     """Recover everything in ``folder``. ``careful``: models whose steps may raise.
 
     A record that was not finished is cut off, with a log message. Raises DamagedData; then nothing was changed.
@@ -81,10 +85,11 @@ def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool)
     after = snapshot.number if snapshot else 0
     replay = Replay(
         shard,
-        {part.shard_map.spec.name: _from_snapshot(snapshot, part, shard) for part in snapshot.models}
+        {part.shard_map.spec.name: _from_snapshot(snapshot, part, shard, row_memory) for part in snapshot.models}
         if snapshot
         else {},
         careful,
+        row_memory,
     )
     scan = Scan(segments, after, in_order=head is not None and head.same_boot)
     number, told = after, began
@@ -233,8 +238,8 @@ def _take(replay: Replay, record: Record, folder: DataFolder, careful: Collectio
         ) from error
 
 
-def _from_snapshot(snapshot: Snapshot, part: ModelPart, shard: int) -> ModelState:
-    model = new_model(part.shard_map, shard)
+def _from_snapshot(snapshot: Snapshot, part: ModelPart, shard: int, row_memory: RowMemory | None) -> ModelState:
+    model = new_model(part.shard_map, shard, row_memory)
     entries: list[StateEntry] = []
     region = Region(model.replica.layout)
     for place in part.blocks:

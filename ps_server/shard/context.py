@@ -17,6 +17,7 @@ from ps_server.shard.byte_budget import ByteBudget, ByteBudgets
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.tables.arrays import machine_bytes
+from ps_server.tables.row_memory import RowMemory
 
 Work = Callable[[], Awaitable[None]]
 
@@ -45,6 +46,8 @@ class ShardContext:
     promises: Callable[[], bool] = lambda: False
     #: Values of variables of all models that this shard takes.
     max_model_bytes: int = field(default_factory=machine_bytes)
+    #: The limit for rows of tables, above which they are on disk; None: there is none.
+    row_memory: RowMemory | None = None
     #: Memory of answers on their way, and of what clients are sending.
     budgets: ByteBudgets = field(default_factory=ByteBudgets.of)
     #: Where checkpoints may be.

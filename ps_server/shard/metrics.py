@@ -66,7 +66,22 @@ QUEUE = SHARD.gauge("queue_depth", "Updates, copies and other work on large tens
 VARIABLES = SHARD.gauge("variables", "Slices of variables on this shard.", "model")
 VARIABLE_BYTES = SHARD.gauge("variable_bytes", "Bytes of the values of variables on this shard.", "model")
 TABLE_ROWS = SHARD.gauge("table_rows", "Rows of a table on this shard.", "model", "table")
-TABLE_BYTES = SHARD.gauge("table_bytes", "Bytes of a table on this shard: rows, ids and maps.", "model", "table")
+TABLE_BYTES = SHARD.gauge(
+    "table_bytes", "Bytes of a table on this shard, in memory and on disk: rows, ids and maps.", "model", "table"
+)
+TABLE_ON_DISK = SHARD.gauge("table_rows_on_disk", "Rows that are not in memory, for --table-memory.", "model", "table")
+TABLE_MEMORY = SHARD.gauge("table_memory_bytes", "Bytes of memory of a table on this shard.", "model", "table")
+TABLE_FILE = SHARD.gauge("table_disk_bytes", "Bytes of the file with the rows on disk.", "model", "table")
+TABLE_FOUND = SHARD.counter(
+    "table_rows_found_total",
+    "Rows of look-ups and pushes, with --table-memory, by where they were: memory or disk.",
+    "model",
+    "table",
+    "place",
+)
+TABLE_TRAFFIC = SHARD.counter(
+    "table_disk_traffic_bytes_total", "Bytes of rows read from disk, and written.", "model", "table", "direction"
+)
 TABLE_WAITING = SHARD.gauge("table_waiting_ids", "Ids that were used and have no row yet.", "model", "table")
 ADMISSIONS = SHARD.counter("table_admissions_total", "Rows added by updates and loads.", "model", "table")
 EVICTIONS = SHARD.counter(
@@ -204,6 +219,15 @@ def _tables(model: ShardModel) -> Iterator[Sample]:
         name, label = model.name, table.spec.name
         yield TABLE_ROWS.of(table.rows, name, label)
         yield TABLE_BYTES.of(table.size_bytes, name, label)
+        yield TABLE_MEMORY.of(table.memory_bytes, name, label)
+        if (paged := table.paged) is not None:
+            yield TABLE_ON_DISK.of(paged.on_disk, name, label)
+            yield TABLE_FILE.of(paged.disk_bytes, name, label)
+            yield TABLE_FOUND.of(paged.wanted - paged.missed, name, label, "memory")
+            yield TABLE_FOUND.of(paged.missed, name, label, "disk")
+            read, written = paged.traffic
+            yield TABLE_TRAFFIC.of(read, name, label, "read")
+            yield TABLE_TRAFFIC.of(written, name, label, "written")
         yield TABLE_WAITING.of(table.waiting, name, label)
         yield ADMISSIONS.of(table.inserted, name, label)
         yield EVICTIONS.of(table.expired, name, label, "expired")
@@ -259,6 +283,7 @@ def _table_counts(model: ShardModel) -> list[TableCounts]:
             inserted=table.inserted,
             expired=table.expired,
             evicted=table.evicted,
+            on_disk=table.on_disk,
         )
         for table in model.tables
     ]

@@ -100,7 +100,7 @@ async def new_state(context: ShardContext, shard_map: ShardMap, held: Iterable[S
     """
     check_fits(context.shard, shard_map, held, context.max_model_bytes)
     # First the model: one that cannot be made here must not be in the log, which could never be replayed.
-    model = new_model(shard_map, context.shard)
+    model = new_model(shard_map, context.shard, context.row_memory)
     await context.write(Placed(shard_map), SHARD_MAP.to_pb(shard_map).ByteSize())
     return model
 

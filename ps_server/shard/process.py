@@ -138,6 +138,7 @@ class ShardProcess:
                 storage.keep,
                 lambda: storage.promised,
                 config.max_model_bytes or machine_bytes(),
+                storage.row_memory,
                 ByteBudgets.of(config.limits.answer_mb << 20, config.limits.upload_mb << 20, self.limit_counts),
                 CheckpointRoots.of(config.checkpoint_dirs),
                 config.limits,

@@ -11,6 +11,7 @@ from ps_server.log.messages import LoggedRecord, apply_rows
 from ps_server.optimizers.undo import StepSkipped
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.reshard import resharded
+from ps_server.tables.row_memory import RowMemory
 
 logger = EventLogger(__name__)
 
@@ -22,10 +23,20 @@ class Replay:
     A step that raises is skipped, as it was when it was logged.
     """
 
-    def __init__(self, shard: int, models: dict[str, ModelState], careful: Collection[str] = frozenset()) -> None:
-        """``careful``: models of which any step that raises can be undone, for the price of a copy before each."""
+    def __init__(
+        self,
+        shard: int,
+        models: dict[str, ModelState],
+        careful: Collection[str] = frozenset(),
+        row_memory: RowMemory | None = None,
+    ) -> None:
+        """``careful``: models of which any step that raises can be undone, for the price of a copy before each.
+
+        ``row_memory``: of new models.
+        """
         self._shard = shard
         self._careful = careful
+        self._row_memory = row_memory
         #: The model of which ``take`` may have left half a step, when that raised.
         self.half_done: str | None = None
         self.models = models
@@ -59,7 +70,7 @@ class Replay:
         name = shard_map.spec.name
         known = self.models.get(name)
         if known is None or known.shard_map.epoch < shard_map.epoch:
-            self.models[name] = new_model(shard_map, self._shard)
+            self.models[name] = new_model(shard_map, self._shard, self._row_memory)
         if known is not None and known is not self.models[name]:
             known.moved = True
 

@@ -16,6 +16,7 @@ from ps_server.log.messages import LoggedOptions
 from ps_server.state.blocks import Block
 from ps_server.state.region import Region
 from ps_server.state.replica import Replica, Skipped
+from ps_server.tables.row_memory import RowMemory
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +61,15 @@ class ModelState:
         return {table: numbers >= number for table, numbers in self.buckets.items()}
 
 
-def new_model(shard_map: ShardMap, shard: int) -> ModelState:
-    """A model that has just been placed. Without a slice on this shard it is complete."""
+def new_model(shard_map: ShardMap, shard: int, row_memory: RowMemory | None = None) -> ModelState:
+    """A model that has just been placed. Without a slice on this shard it is complete.
+
+    ``row_memory``: above it, rows of tables are on disk.
+    """
     layout = Layout.of(shard_map, shard)
-    return ModelState(shard_map, Replica(layout), Tracker(Consistency()), initialised=not layout.holds_any)
+    return ModelState(
+        shard_map,
+        Replica(layout, row_memory=row_memory),
+        Tracker(Consistency()),
+        initialised=not layout.holds_any,
+    )

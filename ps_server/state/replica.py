@@ -18,6 +18,7 @@ from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.optimizers.undo import StepSkipped, skipped_step
 from ps_server.state.blocks import Block
 from ps_server.state.region import Region
+from ps_server.tables.row_memory import RowMemory
 from ps_server.tables.step import RowStep
 
 #: By number of a table: whether each of its buckets is left alone.
@@ -52,8 +53,8 @@ class Replica:
     The shard's executor, recovery or a standby calls it, one call at a time, from any thread.
     """
 
-    def __init__(self, layout: Layout, region: Region | None = None) -> None:
-        """``region``: memory with the values; None: new memory, zeroed.
+    def __init__(self, layout: Layout, region: Region | None = None, row_memory: RowMemory | None = None) -> None:
+        """``region``: memory with the values; None: new memory, zeroed. ``row_memory``: a limit for rows of tables.
 
         Raises UnsupportedOptimizer or InvalidRequest as ``validate`` does.
         """
@@ -63,7 +64,7 @@ class Replica:
         specs = layout.shard_map.spec.tables
         #: One for each of the model's tables, with the buckets that are here.
         pairs = zip(specs, layout.buckets, strict=True)
-        self.tables = [row_tables.ShardTable(spec, buckets) for spec, buckets in pairs]
+        self.tables = [row_tables.ShardTable(spec, buckets, row_memory) for spec, buckets in pairs]
 
     def apply(
         self, step: Step, *, without: frozenset[int] = frozenset(), buffers: bool = True, skipped: Skipped = _NOTHING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from ps_protocol.model.tables import Ids
 from ps_server.tables import id_map, memory
 from ps_server.tables.arrays import Reserved, machine_bytes, zeroed
 from ps_server.tables.id_map import NO_END, scratch
+from ps_server.tables.paged_rows import KeptRows, PagedRows
+from ps_server.tables.row_memory import RowMemory
 
 #: Lookups that are kept, for as many workers; and the most ids of one.
 _KEPT = 4
@@ -108,21 +110,31 @@ class RowStore:
     Columns are never copied to grow. Maps grow one by one, buckets with as many ids at different numbers of them; so an
     insertion waits for a few maps at most. Which row an id has depends on what came before; nothing else may depend on
     it.
+
+    With a ``RowMemory``, values and state of a row are in a slot of memory or on disk, and its number is not its place:
+    ``places`` brings rows to memory and says where they are. Everything else is the same.
     """
 
-    def __init__(self, buckets: int, width: int, *, with_uses: bool) -> None:
-        """``width`` is float32 numbers per row. Raises TableFull when the system has no address space."""
-        row_bytes = 8 + 8 + 4 * width + 4 * with_uses
+    def __init__(
+        self, buckets: int, width: int, *, with_uses: bool, memory: RowMemory | None = None, name: str = ""
+    ) -> None:
+        """``width`` is float32 numbers per row. ``memory``: rows may be on disk; ``name`` is for messages.
+
+        Raises TableFull when the system has no address space.
+        """
+        #: Bytes of a row that are in memory in any case.
+        self._row_bytes = 8 + 8 + (4 if memory else 4 * width) + 4 * with_uses
         self.count = 0
         self._most = 0
         #: Rows below this number have memory, or soon will.
         self._populated = 0
-        self._reserved = _reserve(min(_MAX_ROWS, machine_bytes() // row_bytes), width, with_uses)
+        most = min(_MAX_ROWS, machine_bytes() // self._row_bytes)
+        self._reserved = _reserve(most, (1, np.int32) if memory else (width, np.float32), with_uses)
         ids, touched, values, uses = (column.array for column in self._reserved)
         #: int64 [capacity], of which [:count] live, as in all columns.
         self.ids: npt.NDArray[np.int64] = ids[:, 0]
         self.touched: npt.NDArray[np.int64] = touched[:, 0]
-        #: float32 [capacity, width]
+        #: float32 [places, width]
         self.rows: npt.NDArray[np.float32] = values
         #: uint32 [capacity], or [0] where uses are not kept.
         self.uses: npt.NDArray[np.uint32] = uses.reshape(-1)
@@ -135,17 +147,26 @@ class RowStore:
         self._blocks: dict[int, npt.NDArray[Any]] = {}
         self._addresses = np.full(buckets, self._nothing.ctypes.data, np.int64)
         self._capacities = np.ones(buckets, np.int64)
+        self._map_bytes = 0
         self._recent = RecentLookups()
+        self.paged: PagedRows | None = None
+        if memory is not None:
+            self.paged = PagedRows(memory, name, self.ids, values[:, 0], buckets, width, self)
+            self.rows = self.paged.values
+            # What moves when a row's number changes.
+            self._moving = values.view(np.float32)
+        else:
+            self._moving = values
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the rows and of the maps."""
-        maps: int = sum(block.nbytes for block in self._blocks.values())
-        return self.count * self._row_bytes + maps
+        """Bytes of rows and maps, in memory and on disk."""
+        return self.index_bytes + (4 * self.count * int(self.rows.shape[1]) if self.paged else 0)
 
     @property
-    def _row_bytes(self) -> int:
-        return 16 + 4 * int(self.rows.shape[1]) + 4 * bool(self.uses.size)
+    def index_bytes(self) -> int:
+        """Bytes of what is in memory of all rows, wherever their values are, and of the maps."""
+        return self.count * self._row_bytes + self._map_bytes
 
     def find(self, ids: Ids) -> npt.NDArray[np.int64]:
         """The row of each id, -1 where it has none."""
@@ -156,7 +177,9 @@ class RowStore:
 
         An ``insert`` of the same ids, which often comes next, does not search again.
         """
-        found, missing = self._find(ids, out)
+        found, missing = self._find(ids, _NO_VALUES if self.paged else out)
+        if self.paged is not None:
+            self.paged.look_up(found, out)
         self._recent.keep(ids, found, missing)
         return np.flatnonzero(found < 0) if missing else _NO_ROWS
 
@@ -173,6 +196,25 @@ class RowStore:
         """
         if (known := self._recent.take(ids)) is not None:
             return known
+        first, found = self._insert(ids, touched)
+        if self.paged is not None and first < self.count:
+            try:
+                for piece in self.paged.pieces(self.count - first):
+                    self.paged.add(first + piece.start, piece.stop - piece.start)
+            except BaseException:
+                self._take_back(first)
+                raise
+        return found
+
+    def _take_back(self, first: int) -> None:
+        """Remove the new rows from ``first`` on, of which some may have no place yet."""
+        if self.paged is not None:
+            self.paged.leave(np.arange(first, self.paged.count))
+            self._remove(self.ids[first : self.count].copy())
+            self.paged.moved(_NO_ROWS, self.count)
+
+    def _insert(self, ids: Ids, touched: int) -> tuple[int, npt.NDArray[np.int64]]:
+        """The first new row and the row of each id; new ones have no place yet."""
         self.room_for(ids.size)
         self._make_room(ids)
         found = np.empty(ids.size, np.int64)
@@ -186,14 +228,31 @@ class RowStore:
         self.touched[first : self.count] = touched
         if self.uses.size:
             self.uses[first : self.count] = 0
-        return found
+        return first, found
+
+    def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where the values of ``rows`` are in ``self.rows``, to be changed before the next call; -1 for -1.
+
+        At most as many as one of ``pieces`` has. Raises DamagedData for a row that cannot be read from disk.
+        """
+        return rows if self.paged is None else self.paged.slots(rows, write=True)
+
+    def pieces(self, count: int) -> Iterator[slice]:
+        """``count`` rows in pieces that are in memory together."""
+        return iter((slice(0, count),)) if self.paged is None else self.paged.pieces(count)
 
     def write(self, columns: Columns) -> None:
         """Add copied rows, for ids without one. Raises TableFull before anything changes."""
         rows = slice(self.count, self.count + columns.ids.size)
-        self.insert(columns.ids, 0)
+        self._insert(columns.ids, 0)
         self.touched[rows] = columns.touched
-        if self.rows.size:
+        if self.paged is not None:
+            try:
+                self.paged.write(rows.start, columns.rows)
+            except BaseException:
+                self._take_back(rows.start)
+                raise
+        elif self.rows.size:
             self.rows[rows] = columns.rows
         if self.uses.size:
             self.uses[rows] = columns.uses
@@ -214,8 +273,17 @@ class RowStore:
 
     def remove(self, ids: Ids) -> None:
         """Remove ids that have a row, each once. Memory is returned once much is free."""
+        if self.paged is not None:
+            rows = self.find(ids)
+            self.paged.leave(rows)
+            self._remove(ids)
+            self.paged.moved(rows, self.count)
+        else:
+            self._remove(ids)
+
+    def _remove(self, ids: Ids) -> None:
         self._recent.forget()
-        columns = self.ids, self.touched, self.uses, self.rows
+        columns = self.ids, self.touched, self.uses, self._moving
         _ended(id_map.remove(ids, self._salt, self.count, self._addresses, self._capacities, self.counts, *columns))
         self.count -= ids.size
         for bucket in np.flatnonzero(self.counts < _EMPTIEST * self._capacities):
@@ -227,8 +295,9 @@ class RowStore:
             self._most = self._populated = self.count
 
     def view(self) -> Columns:
-        """All rows, not copied: valid until the next change."""
-        rows = self.rows[: self.count] if self.rows.size else np.empty((self.count, 0), np.float32)
+        """All rows, not copied: valid until the next change. Without values where rows may be on disk: ``keep``."""
+        in_memory = self.rows.size and self.paged is None
+        rows = self.rows[: self.count] if in_memory else np.empty((self.count, 0), np.float32)
         return Columns(self.ids[: self.count], self.touched[: self.count], rows, self.uses[: self.count])
 
     def of_bucket(self, bucket: int) -> npt.NDArray[np.int64]:
@@ -238,10 +307,19 @@ class RowStore:
             _ended(id_map.rows_of(self._addresses[bucket], self._capacities[bucket], found))
         return found[np.argsort(self.ids[found])]
 
+    def keep(self, rows: npt.NDArray[np.int64] | None) -> KeptRows | None:
+        """The values of these rows, None: of all, as they are now, where they may be on disk; else None."""
+        if self.paged is None:
+            return None
+        return self.paged.keep(np.arange(self.count) if rows is None else rows)
+
     def copy(self, rows: npt.NDArray[np.int64]) -> Columns:
         """These rows as they are now."""
         values = np.empty((rows.size, self.rows.shape[1]), np.float32)
-        memory.read(self.rows, rows, values)
+        if self.paged is not None:
+            self.paged.read(rows, values)
+        else:
+            memory.read(self.rows, rows, values)
         return Columns(
             self.ids[rows],
             self.touched[rows],
@@ -312,6 +390,7 @@ class RowStore:
         if self.counts[bucket]:
             old = self._addresses[bucket], self._capacities[bucket]
             _ended(id_map.rehash(self._salt, *old, block.ctypes.data, capacity, self.ids, scratch()))
+        self._map_bytes += block.nbytes - (self._blocks[bucket].nbytes if bucket in self._blocks else 0)
         self._blocks[bucket] = block
         self._addresses[bucket] = block.ctypes.data
         self._capacities[bucket] = capacity
@@ -327,14 +406,16 @@ def _ended(answer: int) -> int:
     return int(answer)
 
 
-def _reserve(rows: int, width: int, with_uses: bool) -> list[Reserved]:
-    """Columns of ids, last uses, values and uses; for fewer rows if the system lacks the address space for all."""
+def _reserve(rows: int, values: tuple[int, npt.DTypeLike], with_uses: bool) -> list[Reserved]:
+    """Columns of ids, last uses, values (width and type) or their places, and uses; for fewer rows if the system lacks
+    the address space for all.
+    """
     while True:
         try:
             return [
                 Reserved(rows, 1, np.int64),
                 Reserved(rows, 1, np.int64),
-                Reserved(rows, width, np.float32),
+                Reserved(rows, *values),
                 Reserved(rows, int(with_uses), np.uint32),
             ]
         except TableFull:

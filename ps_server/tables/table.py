@@ -14,7 +14,9 @@ from ps_server.tables.bucket_contents import BucketContents
 from ps_server.tables.changes import Changes
 from ps_server.tables.initial import InitialRows
 from ps_server.tables.merge import has_duplicates
+from ps_server.tables.paged_rows import KeptRows, PagedRows
 from ps_server.tables.retention import Calendar, Sweep, admitted
+from ps_server.tables.row_memory import RowMemory
 from ps_server.tables.row_optimizers import update
 from ps_server.tables.step import RowStep
 from ps_server.tables.store import Columns, RowStore
@@ -35,8 +37,11 @@ class ShardTable:
     something check nothing: call ``check_here``, ``room_for`` and the functions of ``merge`` first.
     """
 
-    def __init__(self, spec: TableSpec, buckets: Sequence[int]) -> None:
-        """``buckets``: those that are here; ``spec`` is valid. Raises TableFull when there is no address space."""
+    def __init__(self, spec: TableSpec, buckets: Sequence[int], memory: RowMemory | None = None) -> None:
+        """``buckets``: those that are here; ``spec`` is valid. ``memory``: a limit, above which rows are on disk.
+
+        Raises TableFull when there is no address space.
+        """
         life = spec.life
         self.spec = spec
         #: The number of the last update in which the table took part, here or elsewhere.
@@ -46,7 +51,7 @@ class ShardTable:
         self._here = np.zeros(spec.buckets, np.bool_)
         self._here[list(buckets)] = True
         by_uses = bool(life.max_rows) and life.eviction is Eviction.LFU
-        self._store = RowStore(spec.buckets, spec.width, with_uses=by_uses)
+        self._store = RowStore(spec.buckets, spec.width, with_uses=by_uses, memory=memory, name=spec.name)
         self._admits_all = life.admit_after <= 1 and life.admit_probability in (0, 1)
         self._waiting = WaitingIds(spec.buckets) if life.admit_after > 1 else None
         self._initial = InitialRows(spec)
@@ -68,8 +73,24 @@ class ShardTable:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of rows, ids and maps."""
+        """Bytes of rows, ids and maps, in memory and on disk."""
         return self._store.size_bytes + (self._waiting.size_bytes if self._waiting is not None else 0)
+
+    @property
+    def paged(self) -> PagedRows | None:
+        """What brings rows to memory; None: all are there."""
+        return self._store.paged
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory."""
+        on_disk = 4 * self.spec.width * self.rows - self.paged.size_bytes if self.paged else 0
+        return self.size_bytes - on_disk
+
+    @property
+    def on_disk(self) -> int:
+        """Rows that are not in memory."""
+        return self.paged.on_disk if self.paged else 0
 
     @property
     def share(self) -> int:
@@ -159,7 +180,8 @@ class ShardTable:
         found = self._rows_for(ids) if self._admits_all else self._admit(ids)
         rows = found if self._admits_all else found[found >= 0]
         self._store.touch(rows, step.updates)
-        update(self.spec, self._store.rows, found, gradients, step, scale)
+        for piece in self._store.pieces(found.size):
+            update(self.spec, self._store.rows, self._store.places(found[piece]), gradients[piece], step, scale)
 
     def load(self, ids: Ids, rows: Floats, with_state: bool, only_new: bool, skip: Skip = None) -> int:
         """Write rows, float32 [n, dim], or [n, width] ``with_state``; returns how many.
@@ -179,8 +201,10 @@ class ShardTable:
             new = self._store.find(ids) < 0
             ids, rows = ids[new], rows[new]
         found = self._rows_for(ids)
-        self._initial.state(found, self._store.rows)
-        self._store.rows[found, : rows.shape[1]] = rows
+        for piece in self._store.pieces(found.size):
+            places = self._store.places(found[piece])
+            self._initial.state(places, self._store.rows)
+            self._store.rows[places, : rows.shape[1]] = rows[piece]
         self._store.touched[found] = self.updates
         self._changes.arrive(np.unique(buckets_of(ids, self.spec.buckets)))
         return int(ids.size)
@@ -235,8 +259,10 @@ class ShardTable:
         rows = np.arange(first, self._store.count)
         if rows.size:
             new = self._store.ids[first : self._store.count]
-            self._initial.values(new, rows, self._store.rows)
-            self._initial.state(rows, self._store.rows)
+            for piece in self._store.pieces(rows.size):
+                places = self._store.places(rows[piece])
+                self._initial.values(new[piece], places, self._store.rows)
+                self._initial.state(places, self._store.rows)
             self.inserted += rows.size
             if self._waiting is not None:
                 uses = self._waiting.admit(new)
@@ -307,6 +333,12 @@ class ShardTable:
         """All rows and all waiting ids, in the order of memory: not copied, valid until the next change."""
         nothing = Columns(_NO_IDS, _NO_IDS, np.empty((0, 0), np.float32), np.empty(0, np.uint32))
         return self._store.view(), nothing if self._waiting is None else self._waiting.view()
+
+    def keep_values(self, rows: npt.NDArray[np.int64] | None) -> KeptRows | None:
+        """Values and state of these rows, None: of all, as they are now, to be read later, where rows may be on disk;
+        None where all are in ``views``.
+        """
+        return self._store.keep(rows)
 
     def changed(self, begin: int, end: int, since: int) -> npt.NDArray[np.int64]:
         """Of rows [begin, end) those used after update ``since``, rising.

@@ -24,6 +24,7 @@ from ps_server.consistency import TrackerState
 from ps_server.shard.placing import batches
 from ps_server.shard.quiesce import CheckpointBases
 from ps_server.tables.bucket_contents import BucketContents
+from ps_server.tables.row_memory import RowMemory
 from ps_server.tables.step import RowStep
 from ps_server.tables.table import ShardTable
 
@@ -56,11 +57,12 @@ class TableJob:
     marks: list[CheckpointBases] = field(default_factory=list)
 
     @classmethod
-    def of(cls, *tables: TableSpec, shards: int = 2) -> TableJob:
+    def of(cls, *tables: TableSpec, shards: int = 2, memory: RowMemory | None = None) -> TableJob:
+        """``memory``: above it, rows are on disk."""
         shard_map = map_of(spec_of(*tables), shards)
         layouts = [Layout.of(shard_map, shard) for shard in range(shards)]
         made = [
-            [ShardTable(spec, buckets) for spec, buckets in zip(tables, layout.buckets, strict=True)]
+            [ShardTable(spec, buckets, memory) for spec, buckets in zip(tables, layout.buckets, strict=True)]
             for layout in layouts
         ]
         return cls(shard_map, made, [CheckpointBases() for _ in layouts])
@@ -119,8 +121,8 @@ class TableJob:
         return Checkpoint.open(folder)
 
     @classmethod
-    def restored(cls, checkpoint: Checkpoint, shards: int) -> TableJob:
-        job = cls.of(*checkpoint.model("model").shard_map.spec.tables, shards=shards)
+    def restored(cls, checkpoint: Checkpoint, shards: int, memory: RowMemory | None = None) -> TableJob:
+        job = cls.of(*checkpoint.model("model").shard_map.spec.tables, shards=shards, memory=memory)
         for shard in range(shards):
             for lot in batches(checkpoint, Layout.of(job.shard_map, shard)):
                 for number, contents in lot:

@@ -19,6 +19,7 @@ from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.checkpoint.commit import commit
 from ps_server.checkpoint.directory import begin, prune
 from ps_server.checkpoint.files import CHECKED_BYTES
+from ps_server.tables.row_memory import RowMemory
 from ps_server.tables.step import RowStep
 from tests.support.length import examples
 
@@ -62,19 +63,21 @@ def happens(job: TableJob, event: tuple, directory: Path | None = None) -> None:
     st.sampled_from([RowLife(), ADMITS, COUNTS]),
     st.lists(EVENTS, max_size=12),
     st.sampled_from([1, 2, 3]),
+    st.booleans(),
 )
 def test_whatever_happened_between_checkpoints_the_last_one_gives_everything_back_on_any_number_of_shards(
-    optimizer: str, life: RowLife, events: list, shards: int
+    optimizer: str, life: RowLife, events: list, shards: int, on_disk: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
-        job = TableJob.of(table_spec(optimizer=optimizer, life=life), shards=2)
+        memory = RowMemory(1, segment_bytes=1 << 10) if on_disk else None
+        job = TableJob.of(table_spec(optimizer=optimizer, life=life), shards=2, memory=memory)
         for event in events:
             happens(job, event, directory)
         increment, full = job.save(directory, full_every=4), job.save(directory)
         for checkpoint in (increment, full):
             checkpoint.verify()
-            assert same(TableJob.restored(checkpoint, shards).contents(), job.contents())
+            assert same(TableJob.restored(checkpoint, shards, memory).contents(), job.contents())
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from ps_server.tables.row_memory import RowMemory
 from tests.shard.disks import shard_on
 
 
@@ -63,3 +64,14 @@ def small_files(small_blocks, monkeypatch):
     """Several segments and snapshots, also of a model of some bytes."""
     monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
     monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
+
+
+@pytest.fixture(params=[False, True], ids=["all in memory", "few in memory"])
+def row_memory(request, monkeypatch):
+    """The test runs twice: with all rows of tables in memory, and with a few of each table, the others on disk."""
+
+    def few(config, shard):
+        return RowMemory(1, shard=shard, segment_bytes=1 << 10)
+
+    if request.param:
+        monkeypatch.setattr("ps_server.shard.durability.storage.row_memory", few)

@@ -202,6 +202,7 @@ def running_shard(
             log or storage.log,
             failpoints,
             promises=lambda: storage.promised,
+            row_memory=storage.row_memory,
             checkpoints=checkpoints or everywhere,
             limits=limits or ShardLimits(),
             limit_counts=counts,

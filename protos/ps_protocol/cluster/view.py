@@ -36,12 +36,14 @@ class TableCounts:
     rows: int
     #: Ids that have been used and have no row yet.
     waiting: int
-    #: Bytes of rows, ids and maps.
+    #: Bytes of rows, ids and maps, in memory and on disk.
     size_bytes: int
     #: Since the shard began: rows that came, that expired, that were evicted.
     inserted: int
     expired: int
     evicted: int
+    #: Of the rows: those that are not in memory.
+    on_disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)

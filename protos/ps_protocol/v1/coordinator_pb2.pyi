@@ -172,7 +172,7 @@ class UpdateCounts(_message.Message):
     def __init__(self, model: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., staleness: _Optional[float] = ..., staleness_p99: _Optional[float] = ...) -> None: ...
 
 class TableCounts(_message.Message):
-    __slots__ = ("model", "table", "rows", "waiting", "size_bytes", "inserted", "expired", "evicted")
+    __slots__ = ("model", "table", "rows", "waiting", "size_bytes", "inserted", "expired", "evicted", "on_disk")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class TableCounts(_message.Message):
     INSERTED_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    ON_DISK_FIELD_NUMBER: _ClassVar[int]
     model: str
     table: str
     rows: int
@@ -189,7 +190,8 @@ class TableCounts(_message.Message):
     inserted: int
     expired: int
     evicted: int
-    def __init__(self, model: _Optional[str] = ..., table: _Optional[str] = ..., rows: _Optional[int] = ..., waiting: _Optional[int] = ..., size_bytes: _Optional[int] = ..., inserted: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
+    on_disk: int
+    def __init__(self, model: _Optional[str] = ..., table: _Optional[str] = ..., rows: _Optional[int] = ..., waiting: _Optional[int] = ..., size_bytes: _Optional[int] = ..., inserted: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ..., on_disk: _Optional[int] = ...) -> None: ...
 
 class LogCounts(_message.Message):
     __slots__ = ("records", "written_bytes", "unsaved_bytes", "snapshot_age_seconds")

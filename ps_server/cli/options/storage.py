@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError
-from ps_server.settings import setting
+from ps_server.settings import ByteSize, setting
 
 LOG_BYTES = 2 << 30
 """Default; a shard with larger records takes more."""
@@ -46,6 +46,8 @@ class StorageConfig:
     #: An acknowledged push also survives a power failure.
     fsync: bool = False
     snapshots: SnapshotRule = field(default_factory=SnapshotRule)
+    #: Memory for rows of tables, above which they are on disk; 0: all are in memory.
+    table_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,12 @@ class StorageOptions:
         f"more is refused.  [default: {LOG_BYTES >> 20}, or what the largest update needs]",
         metavar="MB",
     )
+    table_memory: int | None = setting(
+        None,
+        "Memory for the tables of a shard, such as 4GB (2^30 bytes each). Rows that were not used lately are in a file "
+        "in --data-dir, without one in the system's folder for temporary files.  [default: all rows are in memory]",
+        ByteSize(),
+    )
 
     def config(self) -> StorageConfig:
         """The configuration of a shard. Raises ConfigError for options that contradict each other."""
@@ -85,4 +93,4 @@ class StorageOptions:
             )
         log_bytes = LOG_BYTES if self.log_mb is None else self.log_mb << 20
         rule = SnapshotRule(self.snapshot_seconds, log_bytes, strict=self.log_mb is not None)
-        return StorageConfig(chosen, self.data_dir, self.fsync, rule)
+        return StorageConfig(chosen, self.data_dir, self.fsync, rule, self.table_memory or 0)

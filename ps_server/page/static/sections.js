@@ -69,6 +69,7 @@ window.ps = window.ps || {};
       text("model", (row) => row.model),
       number("rows", (row) => row.rows),
       number("rows/s", (row) => row.growth),
+      number("on disk", (row) => row.on_disk),
       number("waiting", (row) => row.waiting),
       number("size", (row) => row.size_bytes, ps.bytes),
       number("admitted", (row) => row.inserted),

@@ -21,6 +21,7 @@ from ps_server.shard import times
 from ps_server.shard.durability.snapshotter import SnapshotSource, Snapshotter
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.state.model_state import ModelState
+from ps_server.tables.row_memory import RowMemory
 
 logger = EventLogger(__name__)
 
@@ -72,10 +73,15 @@ class RecordAges:
         self._times = [self._times[i] for i in kept]
 
 
+def row_memory(config: StorageConfig, shard: int) -> RowMemory | None:
+    """The limit for rows of tables; None: all are in memory."""
+    return RowMemory(config.table_memory_bytes, shard=shard) if config.table_memory_bytes else None
+
+
 class Storage:
     """Used on the shard's event loop: opened before it serves, closed when no push can come any more."""
 
-    def __init__(self, executor: ShardExecutor, config: StorageConfig) -> None:
+    def __init__(self, executor: ShardExecutor, config: StorageConfig, shard: int) -> None:
         self._executor = executor
         self._config = config
         self._folder: DataFolder | None = None
@@ -90,13 +96,15 @@ class Storage:
         self.promised = False
         #: Models the directory held.
         self.recovered: dict[str, ModelState] = {}
+        #: The limit for rows of tables, above which they are on disk; None: there is none.
+        self.row_memory = row_memory(config, shard)
         #: How long reading the directory took, at the start.
         self.recovery_seconds = 0.0
 
     @classmethod
     async def open(cls, shard: int, config: StorageConfig, executor: ShardExecutor) -> Self:
         """Lock the directory and recover its state. Raises ConfigError, DamagedData, StorageFull, OSError."""
-        storage = cls(executor, config)
+        storage = cls(executor, config, shard)
         if config.data_dir is not None and config.durability is not Durability.MEMORY:
             with log_room(shard, config.data_dir):
                 await storage._open(shard, config.data_dir)
@@ -106,9 +114,11 @@ class Storage:
         config, executor = self._config, self._executor
         goes_on, began = config.durability is Durability.DURABLE, time.monotonic()
         folder = self._folder = DataFolder.open(data_dir, shard)
+        if (rows := self.row_memory) is not None:
+            rows.folder = folder.path
         try:
             # In the executor: replaying uses as many threads of torch as training.
-            found = await executor.submit(lambda: recover(folder, log_goes_on=goes_on), 1 << 62)
+            found = await executor.submit(lambda: recover(folder, log_goes_on=goes_on, row_memory=rows), 1 << 62)
             rule = config.snapshots
             log = self._durable = DurableLog(
                 folder,

@@ -70,7 +70,7 @@ class LogFollower:
         self._folder, self._log = storage.kept
         self._executor = executor
         self._open_channel = open_channel
-        self._replay = Replay(shard, storage.recovered)
+        self._replay = Replay(shard, storage.recovered, row_memory=storage.row_memory)
         #: Its state comes from another process's log.
         self.followed = False
         self._failure: BaseException | None = None
@@ -126,7 +126,7 @@ class LogFollower:
         if not self.incarnation:
             self._storage.recovered.clear()
             await self._executor.submit(lambda: self._empty(0), 1 << 62)
-            self._replay = Replay(self.shard, self._storage.recovered)
+            self._replay = Replay(self.shard, self._storage.recovered, row_memory=self._storage.row_memory)
         self._folder.belongs_to(incarnation)
 
     async def settled(self) -> None:
@@ -203,9 +203,10 @@ class LogFollower:
             await finished(to_thread(writer.commit, through, log_goes_on=True))
         await finished(to_thread(self._folder.holds_snapshot, through))
         self._folder.belongs_to(incarnation)
-        found = await self._executor.submit(lambda: recover(self._folder, log_goes_on=True), 1 << 62)
+        rows = self._storage.row_memory
+        found = await self._executor.submit(lambda: recover(self._folder, log_goes_on=True, row_memory=rows), 1 << 62)
         self._storage.recovered.update(found.models)
-        self._replay = Replay(self.shard, self._storage.recovered)
+        self._replay = Replay(self.shard, self._storage.recovered, row_memory=self._storage.row_memory)
 
     def _empty(self, number: int) -> None:
         self._folder.begin_copy()

@@ -142,7 +142,16 @@ class Job:
             return self.maps[name]
 
         replication = Replication(kept.log)
-        context = ShardContext(number, executor, fetch, kept.log, failpoints, replication, keep=kept.keep)
+        context = ShardContext(
+            number,
+            executor,
+            fetch,
+            kept.log,
+            failpoints,
+            replication,
+            keep=kept.keep,
+            row_memory=kept.row_memory,
+        )
         registry = Registry(context, kept.recovered)
         node = Node(self.loop, registry, failpoints, counters, kept)
         node.number, node.path, node.incarnation = number, path, 100 + number

@@ -227,6 +227,7 @@ def test_a_shard_killed_while_buckets_move_comes_back_as_was_decided(tmp_path, n
 
 
 @pytest.mark.parametrize("rule", [NEVER, OFTEN], ids=["log", "snapshots"])
+@pytest.mark.usefixtures("row_memory")
 def test_moves_and_pushes_in_turn_are_all_in_the_log(tmp_path, rule):
     chance = seeded()
     with job(spec(), HERE, path=tmp_path, tables=(ADS, USERS), rule=rule) as made:

@@ -87,7 +87,8 @@ def primary(
         closing.callback(lambda: loop.run(storage.close(snapshot=False)))
         failpoints, counters = Failpoints(), Counters()
         replication = Replication(storage.log, acknowledge)
-        context = ShardContext(0, executor, fetch, storage.log, failpoints, replication, tracer=tracer)
+        rows = storage.row_memory
+        context = ShardContext(0, executor, fetch, storage.log, failpoints, replication, tracer=tracer, row_memory=rows)
         registry = Registry(context, storage.recovered)
         shard = Primary(loop, registry, failpoints, counters, storage)
         shard.replication, shard.words = replication, []

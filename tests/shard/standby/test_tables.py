@@ -45,6 +45,7 @@ def assert_same(following, shard, model):
 
 
 @pytest.mark.parametrize("rule", [NEVER, OFTEN], ids=["log", "snapshots"])
+@pytest.mark.usefixtures("row_memory")
 def test_a_standby_there_from_the_beginning_has_the_same_rows(tmp_path, rule):
     chance = seeded()
     with primary(tmp_path / "a") as shard, follower(tmp_path / "b", rule) as following:

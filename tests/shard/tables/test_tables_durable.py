@@ -38,6 +38,7 @@ def assert_same(shard, model, again, other):
 
 
 @pytest.mark.parametrize("rule", [NEVER, OFTEN], ids=["log", "snapshots"])
+@pytest.mark.usefixtures("row_memory")
 def test_a_killed_shard_comes_back_with_every_row_and_counter(tmp_path, rule, killed):
     chance = seeded()
     with shard_on(tmp_path / "a", rule=rule) as shard:
