@@ -77,12 +77,23 @@ class ByteBudget:
         try:
             yield
         finally:
-            self._used[who] -= size_bytes
-            if not self._used[who]:
-                del self._used[who]
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self.give_back(who, size_bytes)
+
+    def take_now(self, who: Hashable, size_bytes: int) -> bool:
+        """As ``taken`` until ``give_back``, where there is room without waiting; whether that is so."""
+        fits = size_bytes <= self.limit_bytes // 2 and self._fits(who, size_bytes)
+        if fits:
+            self._used[who] += size_bytes
+        return fits
+
+    def give_back(self, who: Hashable, size_bytes: int) -> None:
+        """What ``take_now`` took is not under way any more."""
+        self._used[who] -= size_bytes
+        if not self._used[who]:
+            del self._used[who]
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _fits(self, who: Hashable, size_bytes: int) -> bool:
         own = self._used.get(who, 0)

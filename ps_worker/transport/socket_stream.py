@@ -172,7 +172,7 @@ class SocketClientTransport:
         """
         try:
             answer = read_answer(self, place, self._link.on_wait, self._link.peer)
-            if answer and (answer.in_room if isinstance(answer, RowsAnswer) else answer.segment):
+            if answer and (answer.in_room if isinstance(answer, RowsAnswer) else answer.segment and not answer.copied):
                 self._send(ReleaseRequest())
         except (OSError, ValueError) as error:
             raise self._broken(error) from error

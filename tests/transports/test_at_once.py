@@ -1,4 +1,4 @@
-"""A small push that waits for nothing is decided, applied and answered where its bytes are read: no task takes it."""
+"""A push up to 1 MB that waits for nothing is decided, applied and answered where it is read: no task takes it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ import torch
 
 from ps_protocol.cluster.answers import Outcome
 from ps_protocol.cluster.requests import Contribution, PushHeader, ReleaseRequest
-from ps_protocol.errors import InternalError, InvalidRequest, NonFiniteGradient
+from ps_protocol.errors import InternalError, InvalidRequest, NonFiniteGradient, Unavailable
 from ps_protocol.model.spec import Consistency, Mode, NonFinite
 from ps_protocol.wire.carrier import PlainCarrier
+from ps_protocol.wire.convert.step import request_to_bytes
+from ps_protocol.wire.socket_messages import framed
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.log.entries import MemoryLog
 from ps_server.optimizers.undo import StepSkipped
+from ps_server.shard.byte_budget import ByteBudget
+from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.stream import PIPELINE_DEPTH, StepStream
 from ps_server.state.replica import Replica, Step
 from tests.support.shards import TestShard, wait_until
-from tests.transports.support import Line, assert_same, begin, line, running_shard, trained, whole_numbers
+from tests.support.side_channels import STALLED_SOON
+from tests.transports.support import Line, assert_same, begin, is_idle, line, running_shard, trained, whole_numbers
 
-SHAPES = ((40, 50), (3,))
+SMALL, MIDDLE = ((40, 50), (3,)), ((300, 701), (3,))
+"""In a message, and behind it or in memory that is shared."""
 
 pytestmark = pytest.mark.usefixtures("loop", "quiet")
 
@@ -35,6 +41,11 @@ pytestmark = pytest.mark.usefixtures("loop", "quiet")
 @pytest.fixture(params=["bulk", "shm"])
 def side(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(params=[SMALL, MIDDLE], ids=["small", "middle"])
+def shapes(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +62,9 @@ def by_tasks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("finite", [True, False], ids=["its worker has looked for NaN", "the shard looks"])
-def test_a_small_push_takes_no_task_and_answers_with_what_it_made(side, by_tasks, finite):
+def test_a_small_push_takes_no_task_and_answers_with_what_it_made(side, shapes, by_tasks, finite):
     with running_shard() as shard:
-        model, initial = begin(shard, *SHAPES)
+        model, initial = begin(shard, *shapes)
         steps = [whole_numbers(model, seed) for seed in range(1, 5)]
         with line(shard, model, side) as worker:
             for number, step in enumerate(steps, 1):
@@ -66,7 +77,7 @@ def test_a_small_push_takes_no_task_and_answers_with_what_it_made(side, by_tasks
 
 def test_pushes_that_are_sent_before_the_answers_are_read_are_answered_in_order(side):
     with running_shard() as shard:
-        model, initial = begin(shard, *SHAPES)
+        model, initial = begin(shard, *SMALL)
         with line(shard, model, "bulk") as worker:
             steps = [whole_numbers(model, seed) for seed in range(1, 13)]
             for step in steps:
@@ -75,9 +86,9 @@ def test_pushes_that_are_sent_before_the_answers_are_read_are_answered_in_order(
             assert_same(worker.values, trained(initial, *steps))
 
 
-def test_a_push_that_is_refused_is_answered_and_the_stream_goes_on(side, by_tasks):
+def test_a_push_that_is_refused_is_answered_and_the_stream_goes_on(side, shapes, by_tasks):
     with running_shard() as shard:
-        model, initial = begin(shard, *SHAPES)
+        model, initial = begin(shard, *shapes)
         step = whole_numbers(model, 1)
         with line(shard, model, side) as worker:
             worker.exchange(step, finite=True)
@@ -91,9 +102,9 @@ def test_a_push_that_is_refused_is_answered_and_the_stream_goes_on(side, by_task
         assert shard.counters.refused.total() == 1
 
 
-def test_a_small_combined_push_takes_no_task_and_one_that_is_not_taken_as_one_brings_nothing(side, by_tasks):
+def test_a_combined_push_takes_no_task_and_one_that_is_not_taken_as_one_brings_nothing(side, shapes, by_tasks):
     with running_shard(live={0: 1, 1: 1}) as shard:
-        model, initial = begin(shard, *SHAPES)
+        model, initial = begin(shard, *shapes)
         step = whole_numbers(model, 1)
         other = Contribution((1, 1), 1, 0, 1, 0)
         with line(shard, model, side) as worker, line(shard, model, side, rank=1) as single:
@@ -112,9 +123,9 @@ def test_a_small_combined_push_takes_no_task_and_one_that_is_not_taken_as_one_br
 
 
 @pytest.mark.parametrize("policy", [NonFinite.REFUSE, NonFinite.SKIP])
-def test_a_push_with_nan_is_refused_or_skipped_as_the_policy_says(side, policy):
+def test_a_push_with_nan_is_refused_or_skipped_as_the_policy_says(side, shapes, policy):
     with running_shard() as shard:
-        model, initial = begin(shard, *SHAPES, nonfinite=policy)
+        model, initial = begin(shard, *shapes, nonfinite=policy)
         step = whole_numbers(model, 1)
         wrong = [torch.full_like(gradient, torch.nan) for gradient in step]
         with line(shard, model, side) as worker:
@@ -127,9 +138,9 @@ def test_a_push_with_nan_is_refused_or_skipped_as_the_policy_says(side, policy):
 
 
 @pytest.mark.parametrize("header", [{"absent": [7]}, {"weight": -1.0}, {"segment": 5}], ids=str)
-def test_a_header_that_breaks_the_protocol_ends_the_stream_and_keeps_nothing(side, header):
+def test_a_header_that_breaks_the_protocol_ends_the_stream_and_keeps_nothing(side, shapes, header):
     with running_shard() as shard:
-        model, _ = begin(shard, *SHAPES)
+        model, _ = begin(shard, *shapes)
         with line(shard, model, side) as worker:
             if "segment" in header and side == "bulk":
                 worker.carrier._send(PushHeader(sequence=1, clock=1, finite=True, **header))
@@ -141,21 +152,21 @@ def test_a_header_that_breaks_the_protocol_ends_the_stream_and_keeps_nothing(sid
         assert model.tracker.version == 0
 
 
-def test_an_update_that_fails_stops_the_model_and_its_worker_is_told(side, monkeypatch, caplog):
+def test_an_update_that_fails_stops_the_model_and_its_worker_is_told(side, shapes, monkeypatch, caplog):
     def fails(replica: Replica, step: Step) -> None:
         raise RuntimeError("unexpected")
 
     with running_shard() as shard:
-        model, _ = begin(shard, *SHAPES)
+        model, _ = begin(shard, *shapes)
         monkeypatch.setattr(Replica, "apply", fails)
         with line(shard, model, side) as worker, pytest.raises(InternalError, match="stopped model 'model'"):
             worker.exchange(whole_numbers(model, 1), finite=True)
     caplog.clear()  # it is logged as an error
 
 
-def test_in_sync_a_push_waits_for_the_others_and_is_answered_by_the_writing_task(side, by_tasks):
+def test_in_sync_a_push_waits_for_the_others_and_is_answered_by_the_writing_task(side, shapes, by_tasks):
     with running_shard(live={0: 1, 1: 1}, consistency=Consistency(Mode.SYNC)) as shard:
-        model, initial = begin(shard, *SHAPES)
+        model, initial = begin(shard, *shapes)
         one, two = whole_numbers(model, 1), whole_numbers(model, 2)
         with line(shard, model, side) as first, line(shard, model, side, rank=1) as second:
             first.push(one, finite=True)
@@ -168,13 +179,13 @@ def test_in_sync_a_push_waits_for_the_others_and_is_answered_by_the_writing_task
         assert by_tasks == []
 
 
-def test_a_push_for_which_the_log_has_no_room_yet_goes_the_general_way(side, by_tasks):
+def test_a_push_for_which_the_log_has_no_room_yet_goes_the_general_way(side, shapes, by_tasks):
     class Waits(MemoryLog):
         def reserve_now(self, nbytes: int) -> bool:
             return False
 
     with running_shard(log=Waits()) as shard:
-        model, initial = begin(shard, *SHAPES)
+        model, initial = begin(shard, *shapes)
         step = whole_numbers(model, 1)
         with line(shard, model, side) as worker:
             worker.exchange(step, finite=True)
@@ -182,15 +193,15 @@ def test_a_push_for_which_the_log_has_no_room_yet_goes_the_general_way(side, by_
         assert len(by_tasks) == 1
 
 
-def test_an_answer_that_the_socket_does_not_take_whole_is_sent_by_the_writing_task(side, monkeypatch):
+def test_an_answer_that_the_socket_does_not_take_whole_is_sent_by_the_writing_task(side, shapes, monkeypatch):
     send_now = PlainCarrier.send_now
 
-    def takes_little(carrier: PlainCarrier, pieces: Any) -> Any:
+    def takes_little(carrier: PlainCarrier, pieces: Any, descriptors: Any = ()) -> Any:
         whole = memoryview(b"".join(pieces))
-        return [*send_now(carrier, [whole[:99]]), whole[99:]]
+        return [*send_now(carrier, [whole[:99]], descriptors), whole[99:]]
 
     with running_shard() as shard:
-        model, initial = begin(shard, *SHAPES)
+        model, initial = begin(shard, *shapes)
         steps = [whole_numbers(model, seed) for seed in range(1, 4)]
         with line(shard, model, side) as worker:
             own = worker.carrier._carrier
@@ -202,16 +213,16 @@ def test_an_answer_that_the_socket_does_not_take_whole_is_sent_by_the_writing_ta
 
 
 def test_pushes_that_come_in_one_turn_of_the_event_loop_are_decided_together_and_applied_in_their_order(
-    side, monkeypatch
+    side, shapes, monkeypatch
 ):
     together, decide = [], ShardModel._decide
 
-    def noting(model: ShardModel, pushes: Any) -> None:
+    def noting(model: ShardModel, pushes: Any) -> Any:
         together.append([push.info.worker.rank for push in pushes])
-        decide(model, pushes)
+        return decide(model, pushes)
 
     with running_shard(live={0: 1, 1: 1, 2: 1}) as shard, ExitStack() as stack:
-        model, initial = begin(shard, *SHAPES)
+        model, initial = begin(shard, *shapes)
         lines = [stack.enter_context(line(shard, model, side, rank=rank)) for rank in range(3)]
         steps = [whole_numbers(model, seed) for seed in range(1, 7)]
         for worker, step in zip(lines, steps[:3], strict=True):
@@ -246,7 +257,7 @@ def held_up(shard: TestShard) -> Iterator[None]:
 @pytest.mark.parametrize("event", ["pause", "members", "another push", "stop"])
 def test_what_was_gathered_is_decided_before_anything_else_is_and_given_up_when_the_model_stops(event):
     with running_shard(live={0: 1, 1: 1}) as shard:
-        model, _ = begin(shard, *SHAPES)
+        model, _ = begin(shard, *SMALL)
 
         def push(rank: int) -> IncomingPush:
             info = PushInfo(WorkerKey(rank, 1), 1, Position(0, 1), 0)
@@ -292,7 +303,7 @@ def in_one_write(worker: Line, send: Callable[[], None]) -> None:
 
 def test_what_comes_behind_a_push_that_waits_is_answered_behind_it_and_others_get_their_answers(side):
     with running_shard(live={0: 1, 1: 1}, consistency=Consistency(Mode.SYNC)) as shard:
-        model, initial = begin(shard, *SHAPES)
+        model, initial = begin(shard, *SMALL)
         one, two = whole_numbers(model, 1), whole_numbers(model, 2)
         with line(shard, model, side) as first, line(shard, model, side, rank=1) as second:
 
@@ -333,7 +344,7 @@ def test_a_worker_that_sends_without_a_pause_leaves_others_their_turn(kind):
 
 @pytest.mark.parametrize("skips", [True, False], ids=["its step is undone", "the model stops"])
 def test_a_push_that_fails_amid_others_of_its_pass_takes_none_with_it_or_all_are_refused(
-    side, skips, monkeypatch, caplog
+    side, shapes, skips, monkeypatch, caplog
 ):
     apply, made = Replica.apply, list[Step]()
 
@@ -345,7 +356,7 @@ def test_a_push_that_fails_amid_others_of_its_pass_takes_none_with_it_or_all_are
 
     monkeypatch.setattr(Replica, "apply", fails)
     with running_shard(live={0: 1, 1: 1, 2: 1}) as shard, ExitStack() as stack:
-        model, initial = begin(shard, *SHAPES)
+        model, initial = begin(shard, *shapes)
         lines = [stack.enter_context(line(shard, model, side, rank=rank)) for rank in range(3)]
         steps = [whole_numbers(model, seed) for seed in range(1, 7)]
         for worker, step in zip(lines, steps[:3], strict=True):
@@ -371,9 +382,128 @@ def noted_order(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ranks of the pushes that are decided, in their order."""
     order, decide = list[int](), ShardModel._decide
 
-    def noting(model: ShardModel, pushes: Any) -> None:
+    def noting(model: ShardModel, pushes: Any) -> Any:
         order.extend(push.info.worker.rank for push in pushes)
-        decide(model, pushes)
+        return decide(model, pushes)
 
     monkeypatch.setattr(ShardModel, "_decide", noting)
     return order
+
+
+def test_pushes_that_come_while_an_update_is_made_are_decided_together_once_it_is(side, shapes, monkeypatch, by_tasks):
+    apply, go, begun, together = Replica.apply, threading.Event(), threading.Event(), list[list[int]]()
+    decide = ShardModel._decide
+
+    def slow(replica: Replica, step: Step) -> None:
+        begun.set()
+        go.wait()
+        apply(replica, step)
+
+    def noting(model: ShardModel, pushes: Any) -> Any:
+        together.append([push.info.worker.rank for push in pushes])
+        return decide(model, pushes)
+
+    def submit(executor: ShardExecutor, work: Any, nbytes: int, **named: Any) -> Any:
+        return make(executor, work, INLINE_WORK_BYTES)  # in the thread
+
+    make = ShardExecutor.submit
+    with running_shard(live={0: 1, 1: 1, 2: 1, 3: 1}) as shard, ExitStack() as stack:
+        model, initial = begin(shard, *shapes)
+        lines = [stack.enter_context(line(shard, model, side, rank=rank)) for rank in range(4)]
+        steps = [whole_numbers(model, seed) for seed in range(1, 5)]
+        monkeypatch.setattr(ShardModel, "_decide", noting)
+        monkeypatch.setattr(ShardExecutor, "submit", submit)
+        monkeypatch.setattr(Replica, "apply", slow)
+        lines[0].push(steps[0], finite=True)
+        begun.wait()
+        for worker, step in zip(lines[1:], steps[1:], strict=True):
+            worker.push(step, finite=True)
+        wait_until(lambda: len(model._gathered) == 3)
+        go.set()
+        assert [worker.receive().version for worker in lines] == [1, 4, 4, 4]
+        for worker in lines[1:]:
+            assert_same(worker.values, trained(initial, *steps))
+    assert [sorted(each) for each in together] == [[0], [1, 2, 3]]
+    assert by_tasks == []
+
+
+def uploads(shard: TestShard) -> ByteBudget:
+    return shard.registry.context.budgets.uploads
+
+
+def test_a_worker_that_stalls_in_the_middle_of_a_push_loses_its_stream_and_nothing_is_kept():
+    with running_shard(side_channel_config=STALLED_SOON) as shard:
+        model, _ = begin(shard, *MIDDLE)
+        with line(shard, model, "bulk") as worker:
+            message = request_to_bytes(PushHeader(sequence=1, clock=1, finite=True))
+            worker.carrier._carrier.send_all([framed(message), bytes(100_000)])
+            wait_until(lambda: uploads(shard).used_bytes == model.layout.region_bytes)
+            with pytest.raises(Unavailable):
+                worker.receive()
+        wait_until(lambda: is_idle(model) and uploads(shard).used_bytes == 0)
+        assert model.tracker.version == 0
+
+
+def test_a_worker_that_ends_in_the_middle_of_a_push_leaves_nothing():
+    with running_shard() as shard:
+        model, _ = begin(shard, *MIDDLE)
+        with line(shard, model, "bulk") as worker:
+            message = request_to_bytes(PushHeader(sequence=1, clock=1, finite=True))
+            worker.carrier._carrier.send_all([framed(message), bytes(100_000)])
+            wait_until(lambda: uploads(shard).used_bytes == model.layout.region_bytes)
+        wait_until(lambda: is_idle(model) and uploads(shard).used_bytes == 0)
+
+
+def test_a_push_for_which_the_budget_of_uploads_has_no_room_is_taken_by_a_task(by_tasks):
+    with running_shard(upload_bytes=1_000_000) as shard:
+        model, initial = begin(shard, *MIDDLE)
+        step = whole_numbers(model, 1)
+        with line(shard, model, "bulk") as worker:
+            worker.exchange(step, finite=True)
+            assert_same(worker.values, trained(initial, step))
+    assert len(by_tasks) == 1
+
+
+def test_values_that_a_worker_fetches_before_it_has_read_an_answer_do_not_touch_it():
+    with running_shard(live={0: 1, 1: 1}) as shard:
+        model, initial = begin(shard, *MIDDLE)
+        one, two = whole_numbers(model, 1), whole_numbers(model, 2)
+        with line(shard, model, "shm") as worker, line(shard, model, "shm", rank=1) as other:
+            worker.push(one, finite=True)
+            wait_until(lambda: model.tracker.version == 1)
+            other.exchange(two, finite=True)
+            worker.carrier.fetch()
+            assert worker.receive().version == 1
+            assert_same(worker.values, trained(initial, one))
+            assert worker.receive().version == 2
+            assert_same(worker.values, trained(initial, one, two))
+
+
+def test_what_comes_behind_a_push_that_waits_for_an_update_is_answered_behind_it(side, monkeypatch):
+    apply, go, begun, make = Replica.apply, threading.Event(), threading.Event(), ShardExecutor.submit
+
+    def slow(replica: Replica, step: Step) -> None:
+        begun.set()
+        go.wait()
+        apply(replica, step)
+
+    def submit(executor: ShardExecutor, work: Any, nbytes: int, **named: Any) -> Any:
+        return make(executor, work, INLINE_WORK_BYTES)  # in the thread
+
+    with running_shard(live={0: 1, 1: 1}) as shard:
+        model, initial = begin(shard, *SMALL)
+        one, two = whole_numbers(model, 1), whole_numbers(model, 2)
+        with line(shard, model, side) as first, line(shard, model, side, rank=1) as second:
+            monkeypatch.setattr(ShardExecutor, "submit", submit)
+            monkeypatch.setattr(Replica, "apply", slow)
+            first.push(one, finite=True)
+            begun.wait()
+            second.push(two, finite=True)
+            wait_until(lambda: len(model._gathered) == 1)
+            for _ in range(PIPELINE_DEPTH + 2):
+                second.carrier.fetch()
+            wait_until(lambda: model.tracker.version == 2)  # it was decided before what came behind it
+            go.set()
+            assert first.receive().version == 2
+            assert [second.receive().sequence for _ in range(PIPELINE_DEPTH + 3)] == [1, *[0] * (PIPELINE_DEPTH + 2)]
+            assert_same(second.values, trained(initial, one, two))

@@ -110,6 +110,8 @@ class StepAnswer:
     payload: bytes | memoryview = b""
     #: shm: number of the region that holds the payload; 0: the payload follows.
     segment: int = 0
+    #: shm: that region is this stream's alone, and is not to be released.
+    copied: bool = False
 
 
 @dataclass(slots=True)

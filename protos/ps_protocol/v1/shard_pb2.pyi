@@ -331,7 +331,7 @@ class StepRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment", "encoded", "option_differences", "waited_for", "waited_micros")
+    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment", "encoded", "option_differences", "waited_for", "waited_micros", "copied")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +347,7 @@ class StepResult(_message.Message):
     OPTION_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     WAITED_FOR_FIELD_NUMBER: _ClassVar[int]
     WAITED_MICROS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     outcome: Outcome
     version: int
@@ -362,7 +363,8 @@ class StepResult(_message.Message):
     option_differences: _containers.RepeatedCompositeFieldContainer[OptionDifference]
     waited_for: str
     waited_micros: int
-    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., encoded: bool = ..., option_differences: _Optional[_Iterable[_Union[OptionDifference, _Mapping]]] = ..., waited_for: _Optional[str] = ..., waited_micros: _Optional[int] = ...) -> None: ...
+    copied: bool
+    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., encoded: bool = ..., option_differences: _Optional[_Iterable[_Union[OptionDifference, _Mapping]]] = ..., waited_for: _Optional[str] = ..., waited_micros: _Optional[int] = ..., copied: bool = ...) -> None: ...
 
 class OptionDifference(_message.Message):
     __slots__ = ("group", "table", "name", "used_rank", "used", "own")

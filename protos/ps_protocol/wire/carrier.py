@@ -60,8 +60,13 @@ class Carrier(Protocol):
         """Send ``pieces``; ``descriptors``, which only Unix sockets take, go with the first byte."""
         ...
 
-    def send_now(self, pieces: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:
-        """Send what the socket takes without waiting; returns what ``send_all`` has to send, empty when all is sent."""
+    def send_now(
+        self, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()
+    ) -> list[memoryview | bytes]:
+        """Send what the socket takes without waiting; returns what ``send_all`` has to send, empty when all is sent.
+
+        ``descriptors`` as there: they have gone where any byte has.
+        """
         ...
 
     def shut_down(self) -> None:
@@ -169,9 +174,11 @@ class PlainCarrier:
         """See Carrier."""
         socket_messages.send_all(self.socket, pieces, descriptors)
 
-    def send_now(self, pieces: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:
+    def send_now(
+        self, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()
+    ) -> list[memoryview | bytes]:
         """See Carrier."""
-        return socket_messages.send_now(self.socket, pieces)
+        return socket_messages.send_now(self.socket, pieces, descriptors)
 
     def shut_down(self) -> None:
         """See Carrier."""

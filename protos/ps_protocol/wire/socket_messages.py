@@ -133,10 +133,16 @@ def patiently(sock: socket.socket, event: int, call: Callable[[], int]) -> int:
                 raise ConnectionAbortedError("the peer stalled in the middle of a transfer") from error
 
 
-def send_now(sock: socket.socket, pieces: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:
-    """Send what ``sock`` takes without waiting; returns the rest. Raises ConnectionError."""
+def send_now(
+    sock: socket.socket, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()
+) -> list[memoryview | bytes]:
+    """Send what ``sock`` takes without waiting; returns the rest. Raises ConnectionError.
+
+    ``descriptors`` go with the first byte.
+    """
+    extras = [(*_RIGHTS, array("i", descriptors))] if descriptors else []
     try:
-        sent = sock.sendmsg(pieces[:_MAX_PIECES], [], socket.MSG_DONTWAIT)
+        sent = sock.sendmsg(pieces[:_MAX_PIECES], extras, socket.MSG_DONTWAIT)
     except BlockingIOError:
         sent = 0
     return _after(sent, pieces) if sent < sum(map(len, pieces)) else []

@@ -217,15 +217,20 @@ class TlsCarrier:
 
     def send_all(self, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()) -> None:
         """See Carrier. Raises InvalidRequest for descriptors: a TCP socket carries none."""
-        if descriptors:
-            raise InvalidRequest("descriptors do not go over TLS", actual=str(len(descriptors)))
+        _refuse(descriptors)
         self._flush()
         for chunk in _chunks(pieces):
             self._encrypt(chunk)
             self._flush()
 
-    def send_now(self, pieces: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:
-        """See Carrier. What was encrypted and not taken by the socket is sent first by the next call."""
+    def send_now(
+        self, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()
+    ) -> list[memoryview | bytes]:
+        """See Carrier. What was encrypted and not taken by the socket is sent first by the next call.
+
+        Raises InvalidRequest for descriptors.
+        """
+        _refuse(descriptors)
         chunks = _chunks(pieces)
         while not len(self._unsent) and (chunk := next(chunks, None)) is not None:
             self._encrypt(chunk)
@@ -291,6 +296,11 @@ class TlsCarrier:
                 self._unsent = records[self.socket.send(records, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
             pass
+
+
+def _refuse(descriptors: Sequence[int]) -> None:
+    if descriptors:
+        raise InvalidRequest("descriptors do not go over TLS", actual=str(len(descriptors)))
 
 
 def _chunks(pieces: Sequence[memoryview | bytes]) -> Iterator[memoryview]:

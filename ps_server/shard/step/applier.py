@@ -127,8 +127,10 @@ class Applier:
         ready.set_result(replica.region)
         self._newest: Published | None = Published(tracker.version, ready, self.pool)
         self._name, self._has_tables = replica.layout.shard_map.spec.name, bool(replica.tables)
-        #: What the last change took; written in the executor.
+        #: What an update of the last change took; written in the executor.
         self._change_seconds = math.inf
+        #: Of processor time where no disk is waited for: one that had to wait for other programs is not long.
+        self._clock = time.perf_counter if log.keeps else time.thread_time
         #: Durations of updates.
         self.times = StepTimes()
         #: Of gradients that are applied on arrival.
@@ -204,17 +206,13 @@ class Applier:
         return newest if replication is None or not replication.engaged else None
 
     def reserve_now(self) -> bool:
-        """Reserve room in the log for a push without rows, where it can be decided, made and answered at once.
-
-        That is so where nothing else is queued, copied or held back; False: nothing is reserved.
+        """Reserve room in the log for a push without rows, where it can be decided without waiting for anything but
+        updates; False: nothing is reserved.
         """
-        newest, replication = self._newest, self._replication
+        replication = self._replication
         return (
-            newest is not None
-            and newest.ready.done()
-            and not self._executor.queued
+            self._newest is not None
             and not self.gate.engaged
-            and not self.copies.under_way
             and (replication is None or not replication.engaged)
             and self.log.reserve_now(self.layout.region_bytes)
         )
@@ -259,11 +257,12 @@ class Applier:
         cost: int = 0,
         *,
         untouched: frozenset[int] | None = frozenset(),
+        updates: int = 1,
     ) -> asyncio.Future[Region]:
         """Queue work that makes ``version``; readers of the version before it are not disturbed.
 
         ``cost``: bytes that could be moved in the time it takes, beside those of the region. ``untouched``: indexes of
-        parameter slices that it does not change; None: it changes none at all.
+        parameter slices that it does not change; None: it changes none at all. ``updates``: how many it is made of.
         """
         before, replica, loop = self._newest, self._replica, self._loop
         if before is None or replica is None:
@@ -272,6 +271,7 @@ class Applier:
         nbytes = max(self.layout.region_bytes + cost, INLINE_WORK_BYTES * self.log.waits)
         is_undisturbed = before.takers == 0 and not self.log.waits
         quick = is_undisturbed and nbytes <= QUICK_BYTES and self._change_seconds < QUICK_SECONDS
+        clock = self._clock if nbytes >= INLINE_WORK_BYTES else None
 
         def change() -> Region:
             # Nobody takes ``before`` any more: its takers only become fewer.
@@ -282,16 +282,19 @@ class Applier:
                     loop.call_soon_threadsafe(before.leave_to_readers)
                 finally:
                     loop.call_soon_threadsafe(self.copies.end)
-            began = time.perf_counter()
-            work(replica)
-            self._change_seconds = time.perf_counter() - began
+            if clock is None:
+                work(replica)
+            else:
+                began = clock()
+                work(replica)
+                self._change_seconds = (clock() - began) / updates
             return replica.region
 
         made = self._executor.submit(change, nbytes, quick=quick)
         self._newest = Published(version, made, self.pool)
         return made
 
-    def update(self, due: Sequence[Due], live_workers: int) -> None:
+    def update(self, due: Sequence[Due], live_workers: int) -> asyncio.Future[Region]:
         """Queue updates, each of pushes that are reserved for, to be made one after another."""
         since, cost, last = time.perf_counter(), 0, due[-1]
         # A step is made with the options of its first push, and those of its first push with rows.
@@ -307,11 +310,12 @@ class Applier:
         absent = last.pushes[0].absent
         if absent and (len(due) > 1 or len(last.pushes) > 1):
             absent = frozenset.intersection(*[push.absent for each in due for push in each.pushes])
-        queued = self.change(last.version, work, cost, untouched=absent)
+        queued = self.change(last.version, work, cost, untouched=absent, updates=len(due))
         if queued.done():
             self._updated(due, queued)  # at once: another turn of the event loop costs more
         else:
             queued.add_done_callback(partial(self._updated, due))
+        return queued
 
     def _update(self, replica: Replica, due: Due, live_workers: int, since: float) -> None:
         """In the executor, for which it has waited ``since`` then."""

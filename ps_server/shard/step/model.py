@@ -50,6 +50,7 @@ from ps_server.state.model_state import ModelState
 
 if TYPE_CHECKING:
     from ps_server.state.blocks import Group, Wanted
+    from ps_server.state.region import Region
     from ps_server.tables.table import ShardTable
 
 logger = logging.getLogger(__name__)
@@ -237,8 +238,12 @@ class ShardModel:
         return push.decision
 
     def reserve_now(self) -> bool:
-        """Reserve for a push without rows that may be decided, and its answer sent, at once; whether that may be."""
+        """Reserve for a push without rows that may be gathered; whether that may be."""
         return self.values.initialised and self._applier.reserve_now()
+
+    def forget(self, push: IncomingPush) -> None:
+        """Its stream has ended before it was decided about, and nothing was reserved."""
+        self._applier.free(push)
 
     def release(self) -> None:
         """End such a reservation: the push has not come."""
@@ -247,11 +252,16 @@ class ShardModel:
     def gather(self, push: IncomingPush, decided: Callable[[IncomingPush], None]) -> None:
         """Decide about a push that has been reserved for, with all others that this turn of the event loop brings.
 
-        Then ``decided`` is called, in their order; ``error`` of a push that is refused says why. Nothing is called when
-        the model stops before.
+        While an update is made, with all that come until it is made. Then ``decided`` is called, in their order, once
+        their updates are made; ``error`` of a push that is refused says why. Nothing is called when the model stops
+        before.
         """
         if not self._gathered:
-            self._loop.call_soon(self.decide_gathered)
+            ready = self._applier.newest.ready
+            if ready.done():
+                self._loop.call_soon(self.decide_gathered)
+            else:
+                ready.add_done_callback(lambda _: self.decide_gathered())
         self._gathered.append((push, decided))
 
     def decide_gathered(self) -> None:
@@ -259,13 +269,16 @@ class ShardModel:
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, []
-        self._decide([push for push, _ in gathered])
-        for push, decided in gathered:
-            decided(push)
+        made = self._decide([push for push, _ in gathered])
+        if made is None or made.done():
+            for push, decided in gathered:
+                decided(push)
+        else:
+            made.add_done_callback(lambda _: [decided(push) for push, decided in gathered])
 
-    def _decide(self, pushes: Sequence[IncomingPush]) -> None:
-        """Decide about pushes that have been reserved for, in order, and queue their work."""
-        due = []
+    def _decide(self, pushes: Sequence[IncomingPush]) -> asyncio.Future[Region] | None:
+        """Decide about pushes that have been reserved for, in order, and queue their work, which is returned."""
+        due, made = [], None
         for push in pushes:
             info = push.info
             try:
@@ -284,8 +297,9 @@ class ShardModel:
             else:
                 self._applier.give_up(push)
         if due:
-            self._applier.update(due, self._live_workers)
+            made = self._applier.update(due, self._live_workers)
         self._advance()
+        return made
 
     def resume(self) -> None:
         """The model is not paused any more: continue with what has waited."""

@@ -44,7 +44,7 @@ from ps_server.shard.step.push import IncomingPush, combined_info, require_norm,
 from ps_server.shard.step.push_trace import PushTracing, ServedPush
 from ps_server.shard.step.pushed_rows import PushedRows, RequestedLookup, announced, wanted
 from ps_server.shard.step.staging import Staging
-from ps_server.shard.transport.base import ServerTransport
+from ps_server.shard.transport.base import AT_ONCE_BYTES, ServerTransport
 from ps_server.state.region import Region
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,20 @@ class Unsent:
     """The transport has the rest of an answer that its socket did not take."""
 
 
+@dataclass(slots=True)
+class Begun:
+    """A push that is received at once."""
+
+    push: IncomingPush
+    traceparent: str
+    #: When its header came, if it is traced.
+    begin_ns: int
+    #: In its message, or behind it.
+    payload_bytes: int
+    #: Taken of the budget of uploads.
+    budget_bytes: int = 0
+
+
 #: An error ends the stream.
 _Asked = IncomingPush | Fetched | RequestedLookup | Unsent | Exception
 
@@ -76,7 +90,8 @@ _Asked = IncomingPush | Fetched | RequestedLookup | Unsent | Exception
 class StepStream:
     """One open stream, served by one handler: a task reads pushes, another writes their answers in order.
 
-    A small push that waits for nothing takes no task: it is decided, applied and answered where its bytes are read.
+    A push up to 1 MB that waits for nothing takes no task: it is decided, applied and answered where its bytes are
+    read. For its transport the stream is what deals with messages at once.
     """
 
     def __init__(
@@ -119,14 +134,17 @@ class StepStream:
         self._row_options: Sequence[RowOptions] = [table.options for table in model.layout.shard_map.spec.tables]
         #: What has come of the next push; None: nothing.
         self._staging: Staging | None = None
-        #: A push that was received at once, and is decided in the general way.
-        self._begun: IncomingPush | None = None
+        #: A push that is received at once: what comes of it, and what of the budget it takes until it has come.
+        self._begun: Begun | None = None
+        #: One that the model has gathered, and that nobody answers yet.
+        self._gathered: IncomingPush | None = None
         self._answers: asyncio.Queue[_Asked | None] = asyncio.Queue(PIPELINE_DEPTH)
         #: Handed to the writing task and not answered yet.
         self._unanswered = 0
         spec = model.layout.shard_map.spec
-        #: Pushes may be small enough to be dealt with at once; and whether they may be without a look for NaN.
+        #: A socket takes an answer whole, read or not; pushes may be dealt with at once, and without a look for NaN.
         self._is_small = model.layout.region_bytes <= INLINE_BYTES and self._codec is None
+        self._is_at_once = model.layout.region_bytes <= AT_ONCE_BYTES and self._codec is None
         self._is_unchecked = spec.nonfinite is NonFinite.ALLOW
         self._clips = bool(spec.clip_grad_norm)
 
@@ -139,14 +157,15 @@ class StepStream:
             logger.debug("the stream of %s ended: %s", self._worker, error)
         finally:
             self._discard()
+            self._drop_begun()
             if self._tracing is not None:
                 self._tracing.close()
 
     # -- the reading task
 
     async def _read(self) -> None:
-        while (message := await self._transport.receive(self._take_at_once)) is not None:
-            self._model.decide_gathered()  # this stream's push before the message is answered before it
+        while (message := await self._transport.receive(self)) is not None:
+            await self._answer_gathered()  # before the message is
             asked = await self._take(message)
             if isinstance(asked, IncomingPush):
                 await self._decide(asked)
@@ -160,67 +179,112 @@ class StepStream:
             # Others have their turn, also where a worker sends without a pause; and the writing task gives a region
             # that was read back before the next push is decided.
             await asyncio.sleep(0)
-        self._model.decide_gathered()
+        await self._answer_gathered()
         await self._answers.put(None)
 
-    def _take_at_once(self, message: StepRequest) -> bool:
-        """Take ``message``, to be decided and answered in this turn of the event loop, with those of other streams.
+    async def _answer_gathered(self) -> None:
+        """What was dealt with at once, and waits for an update, is answered by the writing task, where there is any."""
+        if self._gathered is None:
+            return
+        self._model.decide_gathered()
+        if (push := self._gathered) is not None:
+            self._gathered = None
+            await self._answers.put(self._asked_by(push))
 
-        False, with nothing done: something has to be waited for. Raises InvalidRequest.
-        """
-        if type(message) is not PushHeader or not self._is_small or self._unanswered or self._staging is not None:
+    def begin(self, message: StepRequest) -> Sequence[memoryview] | None:
+        """See AtOnce. Pushes are decided and answered in one turn of the event loop, with those of other streams."""
+        if type(message) is not PushHeader or not self._is_at_once or self._unanswered or self._staging is not None:
+            return None
+        if message.skipped or message.tables or message.staged:
+            return None
+        begin_ns = time.monotonic_ns() if message.traceparent else 0
+        push = self._begin(message)
+        begun = Begun(push, message.traceparent, begin_ns, len(message.payload))
+        if message.segment:
+            push.region, push.lent = self._transport.gradients(message.segment), True
+            scatter(message.payload, ())
+            self._begun = begun
+            return ()
+        ranges = self._model.layout.ranges_without(push.absent, push.with_buffers)
+        if message.payload:
+            self._begun = begun
+            push.region = self._model.pool.take()
+            scatter(message.payload, push.region.pieces(ranges))
+            return ()
+        begun.payload_bytes = size = sum([end - begin for begin, end in ranges])
+        if not size or self._model.copies.under_way:
+            return None
+        if size > FREE_BYTES:
+            if not self._budgets.uploads.take_now(self._worker, size):
+                return None
+            begun.budget_bytes = size
+        self._begun = begun
+        push.region = self._model.pool.take()
+        return push.region.pieces(ranges)
+
+    def end(self) -> bool:
+        """See AtOnce."""
+        if (begun := self._begun) is None:
             return False
-        if message.skipped or message.tables or message.staged or not (message.payload or message.segment):
-            return False
-        model = self._model
+        push, model = begun.push, self._model
+        if begun.budget_bytes:
+            self._budgets.uploads.give_back(self._worker, begun.budget_bytes)
+            begun.budget_bytes = 0
         if not model.reserve_now():
             return False
-        begin_ns, region = time.monotonic_ns() if message.traceparent else 0, None
-        try:
-            push = self._begin(message)
-            if message.segment:
-                push.region, push.lent = self._transport.gradients(message.segment), True
-                scatter(message.payload, ())
-            else:
-                region = push.region = model.pool.take()
-                scatter(message.payload, region.pieces(model.layout.ranges_without(push.absent, push.with_buffers)))
-        except BaseException:
-            model.release()
-            if region is not None:
-                model.pool.give(region)
-            raise
         if (
             not (push.finite or self._is_unchecked)
+            and push.region is not None
             and first_nonfinite(model.layout, push.region, push.absent) is not None
         ):
             model.release()
-            self._begun = push  # what the policy says of it may have to be waited for
-            return False
-        push.reserved_bytes = model.layout.region_bytes
-        self._traffic.received += len(message.payload)
-        self._came(push, message.traceparent, begin_ns)
+            return False  # what the policy says of it may have to be waited for
+        self._take_begun(begun).reserved_bytes = model.layout.region_bytes
         self._unanswered += 1
+        self._gathered = push
         model.gather(push, self._decided)
         return True
 
+    def _take_begun(self, begun: Begun) -> IncomingPush:
+        """The push of ``begun``, which has come whole, to go on with."""
+        self._begun = None
+        self._traffic.received += begun.payload_bytes
+        return self._came(begun.push, begun.traceparent, begun.begin_ns)
+
+    def _drop_begun(self) -> None:
+        """Its stream has ended before it was taken."""
+        if (begun := self._begun) is None:
+            return
+        self._begun = None
+        if begun.budget_bytes:
+            self._budgets.uploads.give_back(self._worker, begun.budget_bytes)
+        self._model.forget(begun.push)
+
     def _decided(self, push: IncomingPush) -> None:
         """``push``, the only one without an answer, is decided: answer it, or leave that to the writing task."""
-        left: IncomingPush | Unsent | Exception = push
+        if self._gathered is not push:
+            return  # that has it already
+        self._gathered = None
+        left = self._asked_by(push)
         try:
-            if push.decision is not None:
-                self._note(push)
-                if (newest := self._newest_for(push)) is not None:
-                    if self._answer_at_once(push, newest):
-                        self._unanswered -= 1
-                        return
-                    left = Unsent()
-            elif isinstance(push.error, InvalidRequest):
-                self._refuse(push, push.error)
-            elif push.error is not None:
-                left = push.error
+            if left is push and (newest := self._newest_for(push)) is not None:
+                if self._answer_at_once(push, newest):
+                    self._unanswered -= 1
+                    return
+                left = Unsent()
         except Exception as error:  # noqa: BLE001 -- it belongs to the stream
             left = error
         self._answers.put_nowait(left)
+
+    def _asked_by(self, push: IncomingPush) -> IncomingPush | Unsent | Exception:
+        """What is to be answered to ``push``, which is decided; an error ends the stream."""
+        if push.decision is not None:
+            self._note(push)
+        elif isinstance(push.error, InvalidRequest):
+            self._refuse(push, push.error)
+        elif push.error is not None:
+            return push.error
+        return push
 
     async def _take(self, message: StepRequest) -> _Asked | None:
         """Receive what belongs to ``message``; returns what is to be answered."""
@@ -285,11 +349,9 @@ class StepStream:
 
     async def _read_push(self, header: PushHeader) -> IncomingPush:
         """The push of ``header``, received whole. Raises InvalidRequest, ConnectionError."""
-        begin_ns = time.monotonic_ns() if header.traceparent else 0
         if self._begun is not None:
-            push, self._begun = self._begun, None
-            self._traffic.received += len(header.payload)
-            return self._came(push, header.traceparent, begin_ns)
+            return self._take_begun(self._begun)
+        begin_ns = time.monotonic_ns() if header.traceparent else 0
         push = self._begin(header)
         rows = [push.rows.buffer] if push.rows and not header.rows_in_room else []
         if header.skipped:
@@ -486,7 +548,7 @@ class StepStream:
         answer = self._answer(push, 0.0, "")
         self._complete(answer, published, push.info, push.trace)
         ranges = model.layout.ranges_without(answer.absent, answer.with_buffers)
-        is_sent = self._transport.send_at_once(answer, published.region.pieces(ranges))
+        is_sent = self._transport.send_at_once(answer, published.region, ranges)
         self._traffic.sent += answer.payload_bytes
         self._kept.sent(number, raw=False)
         model.times.reply.observe(time.perf_counter() - began)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply
@@ -12,8 +12,23 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
 from ps_server.state.region import Region
 
-AtOnce = Callable[[StepRequest], bool]
-"""Deals with a message where it has been read; False, with nothing done, where something has to be waited for."""
+AT_ONCE_BYTES = 1 << 20
+"""Up to this size a payload is moved on the event loop: that takes less time than handing it to a thread."""
+
+
+class AtOnce(Protocol):
+    """Deals with a message where its bytes are read, in a callback of the event loop."""
+
+    def begin(self, message: StepRequest) -> Sequence[memoryview] | None:
+        """Where the payload behind ``message`` goes; empty: there is none, or it has been taken out of the message.
+
+        None, with nothing done: the message is left to a task. Raises InvalidRequest.
+        """
+        ...
+
+    def end(self) -> bool:
+        """The payload of the last ``begin`` is there. False: something has to be waited for, so a task goes on."""
+        ...
 
 
 class ServerTransport(Protocol):
@@ -28,7 +43,8 @@ class ServerTransport(Protocol):
         """The next message that is no chunk; None once the worker has sent its last.
 
         ``at_once`` is given messages that came whole, and those that it deals with are not returned. Only a transport
-        that has ``send_at_once`` calls it. What it raises is raised here.
+        that has ``send_at_once`` calls it. What it raises is raised here. A message that it has begun and not dealt
+        with is returned, too: its payload has been received.
         """
         ...
 
@@ -44,10 +60,10 @@ class ServerTransport(Protocol):
         """Send one message without a payload."""
         ...
 
-    def send_at_once(self, answer: StepAnswer, payload: Sequence[memoryview]) -> bool:
-        """Send ``answer`` with a small payload in it, while nothing else is being sent; whether all of it is sent.
+    def send_at_once(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> bool:
+        """As ``send_parameters``, while nothing else is being sent; the region is not read any more after it.
 
-        If not, the rest is copied, and ``send_rest`` is to be called before anything else is sent.
+        Whether all is sent. If not, the rest is copied, and ``send_rest`` is to be called before anything else is sent.
         """
         ...
 

@@ -150,7 +150,7 @@ class GrpcServerTransport:
         """One message."""
         await self._write((reply_to_bytes(reply),))
 
-    def send_at_once(self, answer: StepAnswer, payload: Sequence[memoryview]) -> bool:
+    def send_at_once(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> bool:
         """What is sent here has to be waited for."""
         raise NotImplementedError
 

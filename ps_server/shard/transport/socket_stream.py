@@ -26,17 +26,14 @@ from ps_protocol.wire.socket_messages import (
 )
 from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_server.shard.execution.tasks import in_thread
-from ps_server.shard.transport.base import AtOnce, no_segments
+from ps_server.shard.transport.base import AT_ONCE_BYTES, AtOnce, no_segments
 from ps_server.state.region import Region
-
-INLINE_TRANSFER_BYTES = 1 << 20
-"""Up to this size a transfer is tried on the event loop; it takes less time than handing it to a thread."""
 
 
 class SocketServerTransport:
     """A ServerTransport on one connected socket.
 
-    Messages and small payloads are moved on the event loop without ever waiting there; large payloads by two threads
+    Messages and payloads up to 1 MB are moved on the event loop without ever waiting there; larger ones by two threads
     of its own, one each way, so that pushers do not wait for each other.
     """
 
@@ -52,8 +49,15 @@ class SocketServerTransport:
         #: Of the task that waits for the next message; and the message that it is woken for.
         self._at_once: AtOnce | None = None
         self._left: StepRequest | None = None
-        #: Of an answer that the socket did not take whole.
-        self._unsent: list[memoryview | bytes] = []
+        #: A message that is dealt with at once, and what has not come of the payload behind it.
+        self._begun: tuple[StepRequest, list[memoryview]] | None = None
+        #: When the last bytes of it came, and what looks whether they still come.
+        self._came_at = 0.0
+        self._look: asyncio.TimerHandle | None = None
+        #: Of an answer that the socket did not take whole, with descriptors that have not gone either.
+        self._unsent: tuple[list[memoryview | bytes], Sequence[int]] = [], ()
+        #: shm: where answers that are sent at once have their parameters.
+        self._copy: Region | None = None
         self._watched = False
         self._closed = False
         #: Of a message that comes in: little until the token has been shown.
@@ -109,7 +113,7 @@ class SocketServerTransport:
         """The next message; None when the worker closed the connection between two."""
         while True:
             try:
-                data = self._carrier.message_now(self._most_bytes)
+                message = self._next_now(at_once)
             except BlockingIOError:
                 self._at_once = at_once
                 try:
@@ -120,11 +124,9 @@ class SocketServerTransport:
                     self._left = None
                     return left
                 continue
-            if data is None:
+            if message is None:
                 break
-            message = request_from_bytes(data)
-            if at_once is None or not at_once(message):
-                return message
+            return message
         head = bytearray(LENGTH.size)
         if not await self._fill(memoryview(head), may_end=True):
             return None
@@ -132,9 +134,58 @@ class SocketServerTransport:
         await self._fill(memoryview(body))
         return request_from_bytes(bytes(body))
 
+    def _next_now(self, at_once: AtOnce | None) -> StepRequest | None:
+        """The next message that ``at_once`` leaves to a task; None: it has to be received in parts.
+
+        Raises BlockingIOError where more has to come first.
+        """
+        while True:
+            if self._begun is None:
+                data = self._carrier.message_now(self._most_bytes)
+                if data is None:
+                    return None
+                message = request_from_bytes(data)
+                if at_once is None or (pieces := at_once.begin(message)) is None:
+                    return message
+                self._begun = message, [*pieces]
+            message, missing = self._begun
+            if missing:
+                self._fill_now(missing)
+            self._begun = None
+            if at_once is None or not at_once.end():
+                return message
+
+    def _fill_now(self, missing: list[memoryview]) -> None:
+        """Read a payload as far as it has come; what is left is ``missing``. Raises as ``_next_now``."""
+        try:
+            while missing:
+                got = self._carrier.receive_now(missing[0])
+                if got == 0:
+                    raise ConnectionResetError("the worker closed the connection in the middle of a push")
+                self._came_at = self._loop.time()
+                if got < len(missing[0]):
+                    missing[0] = missing[0][got:]
+                else:
+                    del missing[0]
+        except BlockingIOError:
+            if self._look is None:
+                self._look = self._loop.call_later(self._stall_seconds, self._look_for_stall)
+            raise
+
+    def _look_for_stall(self) -> None:
+        """Now and then while a payload comes that no task waits for. It costs nothing where payloads come whole."""
+        self._look = None
+        if self._begun is None:
+            return
+        deadline = self._came_at + self._stall_seconds
+        if self._loop.time() < deadline:
+            self._look = self._loop.call_at(deadline, self._look_for_stall)
+        elif self._readable is not None and not self._readable.done():
+            self._readable.set_exception(ConnectionAbortedError("the worker stalled in the middle of a push"))
+
     async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
         """The bytes, without framing."""
-        if sum(map(len, pieces)) <= INLINE_TRANSFER_BYTES:
+        if sum(map(len, pieces)) <= AT_ONCE_BYTES:
             for piece in pieces:
                 await self._fill(piece)
         else:
@@ -206,10 +257,7 @@ class SocketServerTransport:
             return
         if (at_once := self._at_once) is not None:
             try:
-                while (data := self._carrier.message_now(self._most_bytes)) is not None:
-                    if not at_once(message := request_from_bytes(data)):
-                        self._left = message
-                        break
+                self._left = self._next_now(at_once)
             except BlockingIOError:
                 return
             except Exception as error:  # noqa: BLE001 -- it belongs to the task that waits
@@ -228,25 +276,55 @@ class SocketServerTransport:
         """One message."""
         await self._send(reply)
 
-    def send_at_once(self, answer: StepAnswer, payload: Sequence[memoryview]) -> bool:
-        """In one write; a copy of the rest is kept."""
-        answer.payload_bytes = sum(map(len, payload))
-        rest = self._carrier.send_now(framed_pieces(reply_to_pieces(answer, payload)))
-        self._unsent = [bytes(piece) for piece in rest] if rest else rest
+    def send_at_once(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> bool:
+        """In one write, a copy of the rest is kept; or, where memory is shared, through a copy that the worker maps."""
+        payload, descriptors = region.pieces(ranges), None
+        answer.payload_bytes = size = sum(map(len, payload))
+        if size <= INLINE_BYTES:
+            parts = framed_pieces(reply_to_pieces(answer, payload))
+        elif (descriptors := self._copied(answer, region, ranges)) is not None:
+            parts = framed_pieces(reply_to_pieces(answer))
+        else:
+            parts = [*framed_pieces(reply_to_pieces(answer)), *payload]
+        rest = self._carrier.send_now(parts, descriptors or ())
+        if rest:
+            self._unsent = [bytes(piece) for piece in rest], descriptors or ()
         return not rest
+
+    def _copied(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> tuple[int, ...] | None:
+        """Copy what ``answer``, to a push, brings to memory of this stream alone; returns descriptors that go with it.
+
+        The worker has read what was there before it sends its next push: nobody waits for it. None: nothing is copied,
+        for it is large, or no memory is shared.
+        """
+        if self.kind is not Transport.SHM or len(region.bytes) > AT_ONCE_BYTES:
+            return None
+        if (copy := self._copy) is None:
+            copy = self._copy = Region(region.layout)
+        if copy.segment is None:
+            return None
+        for begin, end in ranges:
+            copy.bytes[begin:end] = region.bytes[begin:end]
+        answer.segment, descriptors = self._number(copy, copy.segment)
+        answer.copied = True
+        return descriptors
 
     async def send_rest(self) -> None:
         """In a thread, for the worker does not read."""
-        rest, self._unsent = self._unsent, []
-        await self._in_thread(lambda: self._carrier.send_all(rest))
+        (rest, descriptors), self._unsent = self._unsent, ([], ())
+        await self._in_thread(lambda: self._carrier.send_all(rest, descriptors))
 
     async def send_parameters(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> None:
-        """As any payload; but what is large and can be shared is lent until the worker has read it."""
+        """As any payload; but what can be shared is copied for the worker, or above 1 MB lent until it has read it."""
         pieces = region.pieces(ranges)
         shared = region.segment if self.kind == Transport.SHM else None
         answer.payload_bytes = sum(map(len, pieces))
         if shared is not None and answer.payload_bytes > INLINE_BYTES:
-            await self._lend(answer, region, shared)
+            # A worker may ask for values while it has not read the answer to its last push.
+            if answer.sequence and (descriptors := self._copied(answer, region, ranges)) is not None:
+                await self._send(answer, descriptors=descriptors)
+            else:
+                await self._lend(answer, region, shared)
         else:
             await self._send(answer, pieces)
 
@@ -276,15 +354,17 @@ class SocketServerTransport:
         if self._release is not None and not self._release.done():
             self._release.set_result(None)
 
+    def _number(self, region: Region, segment: SharedMemory) -> tuple[int, tuple[int, ...]]:
+        """What the worker knows ``region`` by, and the descriptor that goes with the number for the first time."""
+        if (number := self._sent.find(lambda sent: sent() is region)) is not None:
+            return number, ()
+        self._numbers = number = self._numbers + 1
+        segment.seal()
+        self._sent.put(number, weakref.ref(region))
+        return number, (segment.fd,)
+
     async def _lend(self, answer: StepAnswer, region: Region, segment: SharedMemory) -> None:
-        number = self._sent.find(lambda sent: sent() is region)
-        descriptors = []
-        if number is None:
-            self._numbers = number = self._numbers + 1
-            segment.seal()
-            self._sent.put(number, weakref.ref(region))
-            descriptors = [segment.fd]
-        answer.segment = number
+        answer.segment, descriptors = self._number(region, segment)
         self._release = self._loop.create_future()
         await self._send(answer, descriptors=descriptors)
         await self._release
@@ -298,7 +378,7 @@ class SocketServerTransport:
             await self._in_thread(lambda: self._carrier.send_all(parts, descriptors))
             return
         # A large payload would keep the loop busy even where the socket takes it at once.
-        now = len(parts) if size <= INLINE_TRANSFER_BYTES else 1
+        now = len(parts) if size <= AT_ONCE_BYTES else 1
         if rest := self._carrier.send_now(parts[:now]) + parts[now:]:
             await self._in_thread(lambda: self._carrier.send_all(rest))
 
@@ -313,12 +393,14 @@ class SocketServerTransport:
             return
         self._closed = True
         self._unwatch()
+        if self._look is not None:
+            self._look.cancel()
         for waiting in (self._readable, self._release):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(ConnectionAbortedError("the connection is closed"))
                 waiting.exception()  # seen: it may not be awaited
         # Anything that still refers to this transport, such as a traceback, keeps no memory of the worker.
-        self._segments, self._pushed_room, self._rows_room = (), None, None
+        self._segments, self._pushed_room, self._rows_room, self._copy, self._begun = (), None, None, None, None
         self._carrier.shut_down()
         self._threads.shutdown(wait=False)
         self._loop.run_in_executor(None, self._dispose)

@@ -252,6 +252,8 @@ def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:
         message.payload = bytes(answer.payload)
     if answer.segment:
         message.segment = answer.segment
+    if answer.copied:
+        message.copied = True
     if answer.absent:
         message.absent.extend(answer.absent)
     if answer.differences:
@@ -279,6 +281,7 @@ def _step_answer_from_pb(message: pb.StepResult) -> answers.StepAnswer:
         payload_bytes=message.payload_bytes,
         payload=message.payload,
         segment=message.segment,
+        copied=message.copied,
     )
     if absent := message.absent:
         answer.absent = tuple(absent)
