@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import statistics
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import numpy as np
 import torch
 
 from benchmarks import ours, report
@@ -23,7 +25,11 @@ from benchmarks.crew import Crew
 from benchmarks.durability import disk
 from benchmarks.processes import Child
 from benchmarks.rows import MB, size
+from benchmarks.tables.ids import DIM, power_law, scattered
+from benchmarks.tables.rates import fill, give_gradients, optimizer_of
+from benchmarks.timing import Loop
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_worker import rows
 
 T = TypeVar("T")
 
@@ -37,16 +43,29 @@ _OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 """What the worker is given: without state, with one tensor of it, with two."""
 
+_LOG_BYTES = 2 << 30
+
 _STORAGE: dict[str, list[str]] = {
     "memory": [],
-    "durable": ["--log-mb", "2048"],
-    "fsync": ["--log-mb", "2048", "--fsync"],
+    "durable": ["--log-mb", str(_LOG_BYTES >> 20)],
+    "fsync": ["--log-mb", str(_LOG_BYTES >> 20), "--fsync"],
 }
 """By --durability: what shards are given."""
+
+_IDS = 10_000
+"""Of one step on a table."""
 
 
 @click.command()
 @click.option("--nbytes", type=click.IntRange(4), default=512 * MB, show_default=True, help="Bytes of parameters.")
+@click.option(
+    "--rows",
+    "table_rows",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="A table of so many, in their place.",
+)
 @click.option("--tensors", type=click.IntRange(2), default=64, show_default=True, help="Variables they are cut into.")
 @click.option("--batch-mb", type=click.IntRange(0), default=0, show_default=True, help="As of psctl move.")
 @click.option("--transports", default="shm,grpc", show_default=True)
@@ -56,6 +75,7 @@ _STORAGE: dict[str, list[str]] = {
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write JSON here.")
 def main(
     nbytes: int,
+    table_rows: int,
     tensors: int,
     batch_mb: int,
     transports: str,
@@ -64,13 +84,18 @@ def main(
     folder: Path | None,
     output: Path | None,
 ) -> None:
-    """Steps of one worker while a third shard is added to two, and while the first is drained."""
-    found: dict[str, Any] = {"machine": report.machine(), "bytes": nbytes}
+    """Steps of one worker while a third shard is added to two, and while the first is drained.
+
+    Before, it trains until durable shards have overwritten their logs once.
+    """
+    found: dict[str, Any] = {"machine": report.machine(), "bytes": nbytes, "rows": table_rows}
     with tempfile.TemporaryDirectory(prefix="ps-moves-", dir=folder) as root:
         for transport in transports.split(","):
             for kind in durability.split(","):
-                name = f"{transport}, {kind}, {optimizer}"
-                with trained(Path(root), kind, transport, nbytes, tensors, optimizer) as job:
+                name = f"{transport}, {kind}, {f'{table_rows} rows' if table_rows else optimizer}"
+                with trained(Path(root), kind, transport, nbytes, tensors, optimizer, table_rows) as job:
+                    if _STORAGE[kind] and not table_rows:
+                        job.steps(math.ceil(3 * _LOG_BYTES / nbytes))
                     found[name] = moved(job, name, batch_mb * MB)
                     if _STORAGE[kind]:
                         found[f"{name}, disk"] = beside_it(job, Path(root), found[name]["added"])
@@ -89,18 +114,41 @@ class _Job:
 
 
 @contextmanager
-def trained(root: Path, kind: str, transport: str, nbytes: int, tensors: int, optimizer: str) -> Iterator[_Job]:
+def trained(
+    root: Path, kind: str, transport: str, nbytes: int, tensors: int, optimizer: str, table_rows: int
+) -> Iterator[_Job]:
     """Two shards and one worker, all processes of their own."""
     place = root / f"{transport}-{kind}"
     options = ["--data-dir", str(place), *_STORAGE[kind]] if _STORAGE[kind] else []
     with ExitStack() as stack:
         cluster = stack.enter_context(running_cluster(shards=2, options=options))
+        sizes = (nbytes, tensors, _OPTIMIZERS[optimizer])
         worker = stack.enter_context(
-            Child(ours.worker, 0, cluster.address, transport, nbytes, tensors, _OPTIMIZERS[optimizer])
+            Child(table_worker, cluster.address, transport, table_rows)
+            if table_rows
+            else Child(ours.worker, 0, cluster.address, transport, *sizes)
         )
         worker.ready()
         yield _Job(cluster, Crew([worker]))
     shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def table_worker(address: str, transport: str, count: int) -> Iterator[Loop]:
+    """The role of a worker whose steps look up, and change, rows of a table of ``count``, by a power law."""
+    with ours.connected(address, 0, transport) as connection, ours.undisturbed() as check:
+        module = connection.embedding(DIM, name="rows", optimizer=rows.RowWiseAdagrad(lr=0.01))
+        optimizer = optimizer_of(connection, module)
+        fill(module, optimizer, 0, count)
+        chance, ids = np.random.default_rng(0), scattered(0, count)
+
+        def step() -> None:
+            drawn = np.unique(power_law(chance, _IDS, count))
+            give_gradients(module, optimizer, torch.from_numpy(ids[drawn]))
+            optimizer.step()
+            check()
+
+        yield Loop({ours.STEP: step})
 
 
 def moved(job: _Job, name: str, batch_bytes: int) -> dict[str, Any]:

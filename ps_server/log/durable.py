@@ -27,6 +27,10 @@ PRESSED_SECONDS = 5.0
 """How long a push waits for a snapshot before it is refused, to be tried again."""
 
 
+_LOOK_SECONDS = 0.01
+"""A push that waits for room looks at this interval whether there is some."""
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """How much of a log the newest snapshot made unnecessary."""
@@ -37,6 +41,8 @@ class Saved:
     written_bytes: int
     #: When that snapshot began, or this process, on the monotonic clock.
     at: float
+    #: ``DurableLog.lost_bytes`` then.
+    lost_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -88,6 +94,8 @@ class DurableLog:
         self.read_from: int | None = None
         #: Bytes written since the process began.
         self.written_bytes = 0
+        #: Bytes at the ends of segments for which the next record was too large.
+        self.lost_bytes = 0
         #: The part of the log that snapshots contain: all earlier records, until recovery or a snapshot sets it.
         self.saved = Saved(number, 0, time.monotonic())
         #: The time until a record was on disk.
@@ -124,6 +132,28 @@ class DurableLog:
         return self.written_bytes - self.saved.written_bytes
 
     @property
+    def unsaved_room_bytes(self) -> int:
+        """Bytes that these records take in segments, with what was lost at the ends."""
+        return self.unsaved_bytes + self.lost_bytes - self.saved.lost_bytes
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Bytes that can be written before another segment has to be made."""
+        opened = self._open
+        return sum(self._segments.spare_bytes) + (opened.size_bytes - opened.offset if opened else 0)
+
+    def may_grow(self, most_bytes: int) -> bool:
+        """Whether the log takes at most ``most_bytes`` with another segment."""
+        try:
+            return not self._is_full and self._segments.file_bytes + self.segment_bytes <= most_bytes
+        except FileNotFoundError:
+            return False  # one was just freed
+
+    def grow(self) -> None:
+        """Begin to make another segment, if none is being made."""
+        self._prepare_ahead()
+
+    @property
     def _is_full(self) -> bool:
         return self._bound_bytes is not None and self._segments.is_full(self._bound_bytes - self.segment_bytes)
 
@@ -146,7 +176,7 @@ class DurableLog:
             self.pressed = True
             if time.monotonic() > until:
                 raise self._at_limit(self._bound_bytes)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _at_limit(self, bound_bytes: int) -> StorageFull:
         failed = self.snapshot_failure
@@ -166,11 +196,15 @@ class DurableLog:
         if size > self._largest:
             self._largest, self.segment_bytes = size, segment_bytes_for(size, self._bound_bytes)
         while not self.reserve_now(nbytes):
-            try:
-                await asyncio.shield(self._prepare_ahead())
-            except StorageFull:
-                self.pressed = True
-                raise
+            making = self._prepare_ahead()
+            # A snapshot may free a file sooner than one is filled.
+            await asyncio.wait([making], timeout=_LOOK_SECONDS)
+            if making.done():
+                try:
+                    making.result()
+                except StorageFull:
+                    self.pressed = True
+                    raise
 
     def reserve_now(self, nbytes: int) -> bool:
         """Reserve room for such a record in what is prepared; whether there is so much."""
@@ -243,7 +277,7 @@ class DurableLog:
         self._close_segment()
         self._segments = SegmentFolder(self._path, sync=self.waits)
         self.number = self.whole = number
-        self.saved = Saved(number, self.written_bytes, time.monotonic())
+        self.saved = Saved(number, self.written_bytes, time.monotonic(), self.lost_bytes)
         self.last_writer = 0
         self._begin_head(None)
 
@@ -275,18 +309,24 @@ class DurableLog:
         self._close_segment()
         self._writing = False
 
-    def flush(self) -> None:
-        """Write everything through to the disk. Raises OSError."""
+    def flush(self, after: int) -> None:
+        """Write the records behind number ``after`` through to the disk. Raises OSError."""
         if self.waits:
             return
-        for segment in self._segments.live():
+        self.settle()
+        for segment in self._segments.live_from(after + 1):
             with segment.path.open("rb") as file:
                 os.fdatasync(file.fileno())
 
+    def settle(self) -> None:
+        """Have the names of all segments on the disk, and the head, which tells of the newest. Raises OSError."""
+        self._head_file.settle()
+
     def cut(self, through: int, keep_bytes: int) -> None:
-        """Drop the records up to ``through``; keep about ``keep_bytes`` of files to be overwritten."""
+        """Drop the records up to ``through``; keep about ``keep_bytes`` of files to be overwritten. Raises OSError."""
         size = self.segment_bytes
         self.pressed = False
+        self.settle()  # the head may still name a segment that is dropped
         # Within a bound not all of it, or a reader would block the writer.
         kept_bytes = keep_bytes if self._bound_bytes is None else keep_bytes // 2
         if self.read_from is not None and self._segments.bytes_from(self.read_from) <= kept_bytes:
@@ -301,6 +341,7 @@ class DurableLog:
     def close(self) -> None:
         """Close the log, after the executor's last work. Repeatable."""
         self._close_segment()
+        self._head_file.close()
         if self._head.number != self._certain:
             self._head = replace(self._head, number=self._certain)
             with suppress(OSError):  # the next start then expects less
@@ -338,11 +379,18 @@ class DurableLog:
     def _room_for(self, size: int) -> _Open:
         if self._open is not None and self._open.offset + size <= self._open.size_bytes:
             return self._open
+        if self._open is not None:
+            self.lost_bytes += self._open.size_bytes - self._open.offset
         self._close_segment()
         descriptor, size_bytes = self._segments.begin(self.number, size, self.segment_bytes)
         head = replace(self._head, segment=self.number, segment_bytes=size_bytes, number=self._certain)
         try:
-            self._head_file.write(head)
+            if self.waits:
+                sync(self._path)
+                self._head_file.write(head)
+            else:
+                # A busy disk takes up to a quarter of a second for it, and nothing rests on it before a snapshot does.
+                self._head_file.write_later(head)
         except BaseException:
             os.close(descriptor)
             raise

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ps_protocol.files import FILE_MODE
+from ps_protocol.files import FILE_MODE, sync
 from ps_protocol.records import fields_of
 from ps_protocol.sealed import SEAL_BYTES, load, seal, sealed
 
@@ -72,6 +75,42 @@ class HeadFile:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
+        #: What ``write_later`` was given last, and its call.
+        self._newest: LogHead | None = None
+        self._last: Future[None] | None = None
+        self._helper: ThreadPoolExecutor | None = None
+        self._writing = threading.Lock()
+
+    def write_later(self, head: LogHead) -> None:
+        """Have a thread write ``head``, and the names of segments before; a head that comes later replaces it.
+
+        Raises OSError where that has failed before, and fails again.
+        """
+        if self._last is not None and self._last.done():
+            self.settle()
+        self._helper = self._helper or ThreadPoolExecutor(1, "log-head")
+        self._newest = head
+        self._last = self._helper.submit(self._write_newest, head)
+
+    def settle(self) -> None:
+        """Returns when what ``write_later`` was given is on the disk. Raises OSError."""
+        last, newest = self._last, self._newest
+        if last is not None and newest is not None and last.exception() is not None:
+            self._write_newest(newest)
+
+    def close(self) -> None:
+        """End the thread, after its last head. Repeatable."""
+        with suppress(OSError):  # the next start then expects less
+            self.settle()
+        if self._helper is not None:
+            self._helper.shutdown()
+            self._helper = self._last = None
+
+    def _write_newest(self, head: LogHead) -> None:
+        with self._writing:
+            if head is self._newest:
+                sync(self.path.parent)
+                self.write(head)
 
     def write(self, head: LogHead) -> None:
         """Write ``head`` to the disk. Raises OSError."""

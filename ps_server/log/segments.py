@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError
-from ps_protocol.files import FILE_MODE, make_private_folder, sync
+from ps_protocol.files import FILE_MODE, make_private_folder
 from ps_server.log.head import HEAD_BYTES
 from ps_server.log.record import ALIGNMENT_BYTES, record_bytes
 
@@ -125,22 +125,30 @@ class SegmentFolder:
 
     def is_full(self, most_bytes: int) -> bool:
         """Whether the files take more than ``most_bytes``, and some hold records that a snapshot may free."""
-        live = self.live()
         try:
-            return len(live) > 1 and sum(segment.size_bytes for segment in live) + sum(self.spare_bytes) > most_bytes
+            return len(self.live()) > 1 and self.file_bytes > most_bytes
         except FileNotFoundError:
             return True  # one was just freed: look again
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all segments. Raises FileNotFoundError when one is freed meanwhile."""
+        return sum(segment.size_bytes for segment in self.live()) + sum(self.spare_bytes)
+
+    def live_from(self, number: int) -> list[LogSegment]:
+        """The live segments that hold records from ``number`` on."""
+        segments = self.live()
+        return segments[sum(following.first <= number for following in segments[1:]) :]
+
     def bytes_from(self, number: int) -> int:
         """Bytes of the live segments that hold records from ``number`` on."""
-        segments = self.live()
-        gone = sum(following.first <= number for following in segments[1:])
-        return sum(segment.size_bytes for segment in segments[gone:])
+        return sum(segment.size_bytes for segment in self.live_from(number))
 
     def begin(self, first: int, at_least_bytes: int, size_bytes: int) -> tuple[int, int]:
         """Make a spare segment of at least ``at_least_bytes`` the live one from record ``first`` on.
 
-        Where there is none, one of ``size_bytes`` is made. Returns its open descriptor and its size. Raises OSError.
+        Where there is none, one of ``size_bytes`` is made. Returns its open descriptor and its size; its name is on the
+        disk once the folder is synced. Raises OSError.
         """
         with self._lock:
             spare = next((path for path, size in self._spare.items() if size >= at_least_bytes), None)
@@ -151,7 +159,6 @@ class SegmentFolder:
             self.prepare(max(at_least_bytes, size_bytes))
             return self.begin(first, at_least_bytes, size_bytes)
         path = spare.rename(self.folder / f"{first:020}.log")
-        sync(self.folder)
         return os.open(path, os.O_RDWR), size
 
     def recycle(self, below: int, keep: int, size_bytes: int) -> None:

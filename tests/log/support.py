@@ -61,6 +61,7 @@ def opened(root: Path, *, sync: bool = False, gently: bool = False) -> Iterator[
                 log.close()
             else:
                 log._close_segment()
+                log.settle()
     finally:
         folder.close()
 
@@ -85,7 +86,7 @@ def write_snapshot(root: Path) -> None:
                 for block in blocks_of(replica.layout):
                     values = replica.region.bytes[block.begin : block.end]
                     writer.write_block(block, found.number, values, replica.state(block.slices))
-            log.flush()
+            log.flush(found.number)
             snapshot = writer.commit(found.number, log_goes_on=True)
         log._folder.holds_snapshot(snapshot.through)
         log.cut(snapshot.number, 1)

@@ -113,7 +113,7 @@ class Writer:
                 change()
                 self.copy(writer, pieces)
             change()
-            self.log.flush()
+            self.log.flush(0)
             snapshot = writer.commit(self.log.number, log_goes_on=True)
         self.log.cut(snapshot.number, 0)
         return snapshot
@@ -226,7 +226,7 @@ def test_thousands_of_buckets_make_few_groups_and_a_short_manifest(tmp_path):
             while group := copy_group(writer.tables, wanted):
                 pieces = [piece for _, contents in group for piece in contents.pieces()]
                 snapshots.write_buckets(log.number, describe_buckets(group), pieces)
-            log.flush()
+            log.flush(0)
             snapshot = snapshots.commit(log.number, log_goes_on=True)
     (model,) = snapshot.models
     assert len(model.groups) == 26 * 256 // 64

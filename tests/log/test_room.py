@@ -14,9 +14,10 @@ from ps_protocol.errors import StorageFull
 from ps_server.log import segments
 from ps_server.log.durable import fits
 from ps_server.log.segments import SegmentFolder
-from tests.log.support import layout_of, opened, update
+from tests.log.support import beginning, layout_of, opened, update
 from tests.support.loops import LoopThread
 from tests.support.seeds import seeded
+from tests.support.shards import wait_until
 
 UNIT = 1 << 18
 _ALLOCATE = os.posix_fallocate
@@ -131,6 +132,61 @@ def test_a_file_that_was_promised_outlives_a_snapshot_while_larger_ones_are_made
         loop.run(log.reserve(10 * UNIT))
         log.cut(0, 0)
         assert all(path.stat().st_size > 2 * UNIT for path in log.path.glob("spare-*")), spare
+
+
+def test_a_push_takes_a_file_that_a_snapshot_frees_while_another_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    go, asked = threading.Event(), threading.Event()
+
+    def slow(descriptor: int, begin: int, nbytes: int) -> None:
+        asked.set()
+        assert go.wait(60)
+        _ALLOCATE(descriptor, begin, nbytes)
+
+    size = UNIT - (1 << 17)  # one record a file
+    with opened(tmp_path, gently=True) as (log, _), LoopThread() as loop:
+        layout = layout_of((size // 4,))
+        for entry in beginning(layout):
+            log.append(entry)
+        for version in range(1, 4):
+            loop.run(log.reserve(size))
+            log.append(update(layout, version))
+            log.release(size)
+        wait_until(lambda: log._preparing is None or log._preparing.done())
+        monkeypatch.setattr(os, "posix_fallocate", slow)
+
+        async def waiting() -> None:
+            reserved = 0
+            while log.reserve_now(size):
+                reserved += 1
+            push = asyncio.create_task(log.reserve(size))
+            assert await asyncio.to_thread(asked.wait, 60)
+            assert not push.done()
+            await asyncio.to_thread(log.cut, log.number, 1 << 30)
+            await push
+            assert not go.is_set()
+            go.set()
+            for _ in range(reserved + 1):
+                log.release(size)
+
+        try:
+            loop.run(waiting())
+        finally:
+            go.set()
+
+
+def test_what_is_left_over_at_the_ends_of_segments_counts_as_taken(tmp_path: Path):
+    size = UNIT - (1 << 17)
+    with opened(tmp_path, gently=True) as (log, _):
+        layout = layout_of((size // 4,))
+        for entry in beginning(layout):
+            log.append(entry)
+        assert log.unsaved_room_bytes >= log.unsaved_bytes
+        for version in range(1, 5):
+            log.append(update(layout, version))
+        ends = log._segments.file_bytes - log.prepared_bytes
+        assert log.unsaved_room_bytes == ends > log.unsaved_bytes + UNIT // 2
 
 
 def _full(*_: int) -> None:

@@ -60,6 +60,10 @@ class SnapshotSource(Protocol):
         """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
 
 
+class _SlicesMove(Unavailable):
+    """A move has begun between the decision to take a snapshot and its first record."""
+
+
 class Snapshotter:
     """Runs on the shard's event loop; the executor makes a copy of a block or a group of buckets between two updates.
 
@@ -85,6 +89,9 @@ class Snapshotter:
         self._buffer = memoryview(b"")
         #: The growth of the log during the last snapshot.
         self._grown_bytes = 0
+        #: What the log had written at the last look, and when; how much it is expected to write until the next one.
+        self._looked = log.written_bytes + log.lost_bytes, time.monotonic()
+        self._until_next_bytes = 0
         #: Snapshots made, and how long each took.
         self.count = 0
         self.times = Histogram()
@@ -105,12 +112,23 @@ class Snapshotter:
 
     async def run(self) -> None:
         """Take snapshots when they are due, until ``stop``. Failures are logged and retried."""
+        small = self._rule.log_bytes < _SMALL_BYTES
+        interval_seconds = times.SNAPSHOT_LOOK_SECONDS / (5 if small else 1)
         while not self._stopping.is_set():
-            await self._pause(
-                times.SNAPSHOT_LOOK_SECONDS if self._rule.log_bytes >= _SMALL_BYTES else times.SNAPSHOT_LOOK_SECONDS / 5
-            )
-            if self._due() and not self._stopping.is_set():
+            await self._pause(interval_seconds)
+            self._look(interval_seconds)
+            outrun = self._outrun()
+            if (outrun or self._due()) and not self._stopping.is_set():
                 await self._try()
+                if outrun:
+                    self._log.grow()
+
+    def _look(self, interval_seconds: float) -> None:
+        """Estimate what the log will have written by the next look, in ``interval_seconds``."""
+        (before_bytes, before), now = self._looked, time.monotonic()
+        self._looked = written_bytes, _ = self._log.written_bytes + self._log.lost_bytes, now
+        rate = (written_bytes - before_bytes) / max(now - before, interval_seconds)
+        self._until_next_bytes = int(rate * interval_seconds)
 
     def stop(self) -> None:
         """Make ``run`` end after the current snapshot. Do not cancel it: a thread may be writing."""
@@ -124,10 +142,10 @@ class Snapshotter:
     async def _try(self) -> None:
         try:
             await self.take()
-        except (ModelMoved, ModelReleased):
+        except (ModelMoved, ModelReleased, _SlicesMove):
             logger.info(
                 "snapshot",
-                "shard %d: a snapshot begins again, for a model has moved or was released",
+                "shard %d: a snapshot begins again, for a model moves, has moved or was released",
                 self._folder.identity.shard,
             )
         except (OSError, PsError) as error:
@@ -183,21 +201,40 @@ class Snapshotter:
             log.unsaved_records > 0
             and (
                 time.monotonic() - log.saved.at >= rule.seconds
-                or log.unsaved_bytes >= self._due_bytes
+                or log.unsaved_room_bytes >= self._due_bytes
                 or log.unsaved_records >= rule.log_records
             )
         )
 
     @property
     def _due_bytes(self) -> int:
-        """The log size that triggers a snapshot: the rest is for records written meanwhile and segments not full."""
+        """The log size that triggers a snapshot: the rest is for records written until then and during it, and for
+        segments not full.
+        """
         bound = self._rule.log_bytes
-        return max(bound // 4, bound - FEWEST_SEGMENTS * self._log.segment_bytes - self._grown_bytes * 5 // 4)
+        return max(bound // 4, bound - FEWEST_SEGMENTS * self._log.segment_bytes - self._meanwhile_bytes)
+
+    @property
+    def _meanwhile_bytes(self) -> int:
+        """What the log is expected to grow by until the next look, and during a snapshot that begins then."""
+        return self._grown_bytes * 5 // 4 + self._until_next_bytes
+
+    def _outrun(self) -> bool:
+        """Whether records come faster than files are made for them: a snapshot frees files sooner, and no push waits
+        for one to be filled. The log grows afterwards.
+        """
+        log = self._log
+        return (
+            self._log_goes_on
+            and log.unsaved_records > 0
+            and log.prepared_bytes < self._meanwhile_bytes
+            and log.may_grow(self._rule.log_bytes)
+        )
 
     async def _write(self, logs: Callable[[], Awaitable[None]] | None) -> int:
         """Returns the bytes written. Values loaded during it invalidate it: then it begins again."""
         log = self._log
-        begun_at, begun_bytes = time.monotonic(), log.written_bytes
+        begun_at, begun_bytes, begun_lost = time.monotonic(), log.written_bytes, log.lost_bytes
         while True:
             before = _named(self._models())
             # Read in the executor, before the models: these include what the records up to this one placed or moved.
@@ -206,7 +243,7 @@ class Snapshotter:
             if not before <= _named(models):
                 continue  # A model was released: records after ``number`` may be about it.
             if logs is None and self._any_bound():
-                raise Unavailable("no snapshot begins while slices move")
+                raise _SlicesMove("no snapshot begins while slices move")
             loads = [model.loads for model in models]
             writer = await to_thread(SnapshotWriter, self._folder.snapshots, number)
             with writer:
@@ -217,12 +254,12 @@ class Snapshotter:
                 if logs:
                     await logs()
                 through = await self._executor.submit(lambda: log.number, 0)
-                await to_thread(log.flush)
+                await to_thread(log.flush, number)
                 snapshot = await to_thread(writer.commit, through, log_goes_on=self._log_goes_on)
                 await to_thread(self._folder.holds_snapshot, snapshot.through)
                 await to_thread(log.cut, snapshot.number, self._rule.log_bytes)
-                log.saved, log.snapshot_failure = Saved(snapshot.number, begun_bytes, begun_at), ""
-                self._grown_bytes = log.written_bytes - begun_bytes
+                log.saved, log.snapshot_failure = Saved(snapshot.number, begun_bytes, begun_at, begun_lost), ""
+                self._grown_bytes = log.unsaved_room_bytes
                 return writer.written_bytes
 
     async def _write_model(self, writer: SnapshotWriter, model: SnapshotSource) -> None:

@@ -199,7 +199,7 @@ class LogFollower:
             through = await self._receive(call, writer)
             while self._log.number < through:
                 await self._take(list(parser.feed(await self._chunk(call))), whole=False)
-            await finished(to_thread(self._log.flush))
+            await finished(to_thread(self._log.flush, number))
             await finished(to_thread(writer.commit, through, log_goes_on=True))
         await finished(to_thread(self._folder.holds_snapshot, through))
         self._folder.belongs_to(incarnation)
@@ -209,6 +209,7 @@ class LogFollower:
         self._replay = Replay(self.shard, self._storage.recovered, row_memory=self._storage.row_memory)
 
     def _empty(self, number: int) -> None:
+        self._log.settle()
         self._folder.begin_copy()
         self._log.reset(number)
 

@@ -42,7 +42,8 @@ def push_whole(stream: StubStream, payload: bytes) -> None:
     stream.result()
 
 
-def test_a_small_log_stays_within_its_bound_through_many_snapshots(tmp_path):
+def test_a_small_log_stays_within_its_bound_through_many_snapshots(tmp_path, monkeypatch):
+    monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 1.0)  # so that it comes to its bound
     rule = SnapshotRule(seconds=1e9, log_bytes=BOUND, strict=True)
     with shard_on(tmp_path, rule=rule) as shard:
         model, _ = start(shard, (15_000,))
@@ -255,6 +256,50 @@ def test_pushes_that_find_a_full_disk_make_a_snapshot_due_whose_files_they_use(t
             stream.sequence, stream.clock = place["sequence"], place["clock"]
         assert shard.storage.snapshotter.count > 0
         stream.end()
+
+
+def test_pushes_that_outrun_the_making_of_files_make_a_snapshot_due_whose_files_they_use(tmp_path, monkeypatch):
+    """As on a shard that was just added: its log has its first files only."""
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
+    go, allocate = threading.Event(), os.posix_fallocate
+
+    def slow(*place: int) -> None:
+        assert go.wait(60)
+        allocate(*place)
+
+    with shard_on(tmp_path, rule=SnapshotRule(seconds=1e9)) as shard:
+        model, _ = start(shard, (5_000,))
+        payload, stream = flat(model.layout, *gradients(model, 1)), StubStream(shard)
+        log = shard.storage._durable
+        applied(stream, payload, 4)
+        wait_until(lambda: len(log._segments.spare_bytes) == 1)
+        monkeypatch.setattr(os, "posix_fallocate", slow)
+        try:
+            applied(stream, payload, 100)
+        finally:
+            go.set()
+        assert shard.storage.snapshotter.count > 2
+        # It grows all the same.
+        wait_until(lambda: log._preparing.done() and log._segments.file_bytes >= 3 << 18)
+        stream.end()
+
+
+def test_what_the_log_will_have_written_until_the_next_look_counts(tmp_path):
+    with shard_on(tmp_path, rule=SnapshotRule(seconds=1e9, log_bytes=1 << 30)) as shard:
+        start(shard)
+        log, snapshotter = shard.storage._durable, shard.storage.snapshotter
+        shard.loop.run(shard.storage.give_up_snapshots())
+        snapshotter._look(0.25)
+        snapshotter._look(0.25)
+        due_bytes = snapshotter._due_bytes
+        log.written_bytes += 1 << 28
+        snapshotter._looked = snapshotter._looked[0], snapshotter._looked[1] - 0.25
+        snapshotter._look(0.25)
+        assert 0.9 * (1 << 28) < due_bytes - snapshotter._due_bytes <= 1 << 28
+        snapshotter._looked = snapshotter._looked[0], snapshotter._looked[1] - 0.25
+        snapshotter._look(0.25)
+        assert snapshotter._due_bytes == due_bytes
+        log.written_bytes -= 1 << 28
 
 
 def test_pressure_without_a_record_that_none_holds_frees_files_and_makes_no_snapshot(tmp_path):

@@ -6,11 +6,13 @@ import asyncio
 import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ps_protocol.errors import InternalError, ModelMismatch
 from ps_server.cli.options.storage import Durability
+from ps_server.log.head import HeadFile
 from tests.shard.reshard.moving import OFTEN, crash_image, job, map_of, spec_of
 from tests.shard.reshard.moving_worker import Worker, assert_same, undisturbed
 from tests.support.length import paired
@@ -112,6 +114,70 @@ def test_a_snapshot_taken_while_bound_would_lose_what_came_so_none_is(tmp_path):
         values = made.values()
         made.start(2, tmp_path / "image")
         assert_same(made.values(), values)
+
+
+def test_a_snapshot_that_a_move_forestalls_is_taken_as_soon_as_that_is_decided(tmp_path, monkeypatch):
+    """It has not failed: what has is tried again after seconds, in which the log might come to its limit."""
+    monkeypatch.setattr("ps_server.shard.times.FULL_RETRY_SECONDS", 1e9)
+    with job(spec_of(momentum=0.9), HERE, path=tmp_path) as made:
+        worker = Worker(made)
+        worker.train(3)
+        snapshotter, wanted = made.nodes[0].storage._snapshotter, made.next_map(THERE)
+        has_work, asked = snapshotter._has_work, []
+
+        async def before_the_move() -> bool:
+            asked.append(None)
+            return True
+
+        snapshotter._has_work = before_the_move
+        made.prepare_all(wanted)
+        snapshotter._log.pressed = True
+        wait_until(lambda: len(asked) > 1)
+        assert snapshotter.count == snapshotter.failures == 0
+        snapshotter._has_work = has_work
+        made.commit(wanted)
+        wait_until(lambda: snapshotter.count > 0)
+        assert snapshotter.failures == 0
+        worker.open()
+        worker.train(1)
+        worker.end()
+
+
+@pytest.mark.parametrize(("number", "point_holds"), paired([0, 1], POINTS), ids=str)
+def test_a_shard_killed_while_slices_move_before_its_head_was_written_comes_back_too(
+    tmp_path, number, point_holds, monkeypatch
+):
+    """The head then names a segment before that of the move."""
+    point, holds = point_holds
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 12)
+    monkeypatch.setattr("ps_server.log.record.MESSAGE_BYTES", 1 << 12)
+
+    def lags(log: Path) -> bool:
+        return HeadFile(log).read().segment < max(int(path.stem) for path in log.glob("[0-9]*.log"))
+
+    with job(spec_of(momentum=0.9), HERE, path=tmp_path) as made:
+        worker = Worker(made)
+        node, wanted = made.nodes[number], made.next_map(THERE)
+        while not HeadFile(node.storage._durable.path).read().segment > 1:
+            worker.train(5)
+            made.loop.run(asyncio.to_thread(node.storage._durable.settle))
+        monkeypatch.setattr("ps_server.log.head.HeadFile.write_later", lambda *_: None)
+        while not lags(node.storage._durable.path):
+            worker.train(5)
+        values = made.values()
+        copied = crash_image(node, point, tmp_path / "image")
+        made.prepare_all(wanted)
+        if holds:
+            made.commit(wanted)
+        wait_until(copied)
+        if not holds:
+            made.abort()
+        assert lags(tmp_path / "image" / f"shard-{number}" / "log")
+        made.start(number, tmp_path / "image")
+        assert_same(made.values(), values)
+        worker.open()
+        worker.train(1)
+        worker.end()
 
 
 def test_with_snapshot_durability_what_came_is_kept_before_the_move_is_decided(tmp_path):
