@@ -20,6 +20,7 @@ from streaming.local import OneProcess
 from streaming.ranker import Ranker
 from streaming.results import Results
 from torch import nn
+from torch.utils.data import DataLoader
 
 import ps_worker
 from ps_worker import rows
@@ -61,9 +62,11 @@ def train(cluster: ps_worker.Cluster | OneProcess, stream: Stream, args: argpars
             results.progress(window, trained)
         results.trained(window, trained, time.perf_counter() - began)
         rank(cluster, model, optimizer, stream, window + 1, args, results)
-    if cluster.rank == 0:
-        return results.show(stream, args, marks)
-    return 0
+    code = 0
+    # One worker, whichever gets the one item, says what all have reached.
+    for _ in cluster.shard(DataLoader([0]), lease=True, name="results"):
+        code = results.show(stream, args, marks)
+    return code
 
 
 @torch.no_grad()

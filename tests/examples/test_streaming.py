@@ -141,6 +141,40 @@ def test_workers_train_every_batch_once_and_rank_the_next_window_together(tmp_pa
     assert len(list((tmp_path / "scores").glob("*.npy"))) == 16
 
 
+class AsIfUnreported:
+    """A cluster that leases data under other names: as data that is leased again."""
+
+    def __init__(self, cluster):
+        self._cluster = cluster
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._cluster.close()
+
+    def __getattr__(self, name):
+        return getattr(self._cluster, name)
+
+    def shard(self, loader, *, lease, name):
+        return self._cluster.shard(loader, lease=lease, name=f"{name} again")
+
+
+def test_batches_that_come_again_are_not_trained_again(tmp_path, monkeypatch):
+    example = importlib.import_module("streaming_model")
+    found = []
+    with running_job(workers=0) as job:
+        for number, changed in enumerate((lambda cluster: cluster, AsIfUnreported)):
+            monkeypatch.setattr(example.ps_worker, "connect", lambda changed=changed: changed(job.cluster()))
+            out = tmp_path / str(number)
+            monkeypatch.setattr(sys, "argv", ["streaming_model", *SMALL, "--out", str(out)])
+            with redirect_stdout(io.StringIO()) as told:
+                assert example.main() == 0, told.getvalue()
+            found.append(json.loads((out / "results.json").read_text()))
+    assert [sum(window["again"] for window in each["windows"]) for each in found] == [0, 32]
+    assert [(each["not trained"], each["trained twice"]) for each in found] == [(0, 0), (0, 0)]
+
+
 def test_an_auc_below_what_is_expected_fails(tmp_path, monkeypatch):
     flags = ("--local", "--out", str(tmp_path), "--expect-auc", "0.99")
     monkeypatch.setattr(sys, "argv", ["streaming_model", *SMALL, *flags])
