@@ -49,7 +49,7 @@ from ps_protocol.errors import (
     UnknownShard,
     UnsupportedOptimizer,
 )
-from ps_worker import optimizers, rows, security, tables
+from ps_worker import files, optimizers, rows, security, tables
 from ps_worker.cluster import Cluster
 from ps_worker.connection import connect
 from ps_worker.optimizer import PsOptimizer as Optimizer
@@ -103,6 +103,7 @@ __all__ = [
     "admin",
     "connect",
     "feed",
+    "files",
     "optimizers",
     "rows",
     "security",

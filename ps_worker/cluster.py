@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -16,8 +16,11 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Consistency, choice
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.wire.formats import Wire
+from ps_worker import files
 from ps_worker.collectives import Collectives
 from ps_worker.data.datasets import Datasets
+from ps_worker.data.files.batches import dataset
+from ps_worker.data.files.sources import Paths
 from ps_worker.embedded import EmbeddedCluster
 from ps_worker.evaluator import follow
 from ps_worker.model.bindings import Source
@@ -254,7 +257,7 @@ class Cluster:
 
         In async, and in ssp from 1 on, the next batch is taken and its rows are requested before this batch is yielded.
         These rows then lack this worker's push of this batch, which the bound of ssp includes. In other modes, and for
-        leased data, the rows of a batch are requested when it is yielded.
+        data that ``shard`` leases, the rows of a batch are requested when it is yielded.
 
         Args:
             loader: Yields batches.
@@ -300,6 +303,68 @@ class Cluster:
             ConfigError: The data cannot be split, or leased, as requested.
         """
         return self._datasets.shard(loader, lease, name, even)
+
+    def files(
+        self,
+        paths: Paths,
+        columns: Mapping[str, files.ColumnSpec | str] | Iterable[str] | None = None,
+        *,
+        batch_size: int,
+        shuffle: bool | int = True,
+        drop_last: bool = False,
+        lease: bool | None = None,
+        name: str | None = None,
+        on_bad_file: str = "raise",
+        format: str | None = None,
+        delimiter: str | None = None,
+        header: Sequence[str] | None = None,
+        quoted_lines: bool = False,
+    ) -> files.FileBatches:
+        """Read Parquet or text files, and return batches of this worker's part of their rows.
+
+        ``cluster.files("clicks/*.parquet", {"ids": files.ids("user", "ad"), "label": files.floats("clicked")},
+        batch_size=1024)``, with ``from ps_worker import files``. Every worker makes the same call. Row groups are
+        leased to workers, as the items of ``shard(lease=True)``: each row is trained once in an epoch, and a job that
+        begins again goes on in the middle. Rows are read and decoded in a thread beside the loop. An evaluator gets all
+        rows.
+
+        Args:
+            paths: Files, folders and patterns, as in ``"clicks/**/*.parquet"``. A folder is read with all below it.
+                Names of folders as ``day=3`` are columns.
+            columns: What a batch has, by name: ``files.ids``, ``files.floats``, ``files.hashed``, or the name of a
+                column of numbers. None: all columns.
+            batch_size: Rows of a batch.
+            shuffle: Mix row groups, and rows within windows of 65,536, or of as many as are given here. False: the
+                order of the files.
+            drop_last: Leave out rows that do not make a whole batch when this worker has no others.
+            lease: False: split row groups by rank, in an order that does not depend on who is fast.
+            name: Name of the dataset, the same on every worker. None: "data", "data-1", … in the order of calls.
+            on_bad_file: "raise" an error for rows that cannot be read, or "skip" them, with a warning in the log.
+            format: "parquet" or "csv". None: as the names of the files end.
+            delimiter: Of text. None: a tab in .tsv, .tab and .data, else a comma.
+            header: Names of the columns of text files whose first line has none.
+            quoted_lines: Values of text may have line ends between quotes; then a file is not divided.
+
+        Raises:
+            ConfigError: There are no such files, columns or formats, or pyarrow is not installed.
+            DamagedData: A file cannot be read, lacks a column, or is not the same on all workers; at an iteration also
+                for rows with nulls or other values than are due, and for a file that has changed. The message names
+                file, row group and column.
+        """
+        data = dataset(
+            paths,
+            columns,
+            batch_size,
+            seed=self.seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            on_bad_file=on_bad_file,
+            format=format,
+            delimiter=delimiter,
+            header=header,
+            quoted_lines=quoted_lines,
+        )
+        return self._datasets.files(data, lease, name)
 
     def barrier(self) -> None:
         """Wait until every live worker has called this, then take the newest parameters and buffers.

@@ -65,6 +65,7 @@ LogEvent = Literal[
     "step.skipped",
     "step.cut",
     "leases",
+    "data.skipped",
     "transport",
     "caller.refused",
     "request.failed",

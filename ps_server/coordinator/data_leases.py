@@ -160,14 +160,25 @@ class IntervalSet:
         place = bisect_right(self._edges, span.begin)
         return place % 2 == 1 and span.end <= self._edges[place]
 
-    def take(self, count: int) -> Span:
-        """Remove and return up to ``count`` positions from the lowest range. Raises IndexError when it is empty."""
-        span = Span(self._edges[0], min(self._edges[1], self._edges[0] + count))
+    def take(self, count: int, batch: int = 1) -> Span:
+        """Remove and return up to ``count`` positions from the lowest range. They end at a multiple of ``batch`` if one
+        is among them.
+
+        Raises IndexError when the set is empty.
+        """
+        begin, end = self._edges[:2]
+        if begin + count < end:
+            end = begin + count
+            end = max(end - end % batch, min(end, begin - begin % batch + batch))
+        span = Span(begin, end)
         self.remove(span)
         return span
 
 
 _MOST_ITEMS = (1 << 63) - 1
+
+_MOST_FINGERPRINT = 1 << 16
+"""Characters of a fingerprint: it is in every commit of the journal."""
 
 
 @dataclass(slots=True)
@@ -186,9 +197,10 @@ class _Holder:
 class _Dataset:
     """A position of the current epoch is free, leased to one holder, or trained."""
 
-    def __init__(self, length: int, epoch: int = 0) -> None:
+    def __init__(self, length: int, epoch: int = 0, fingerprint: str = "") -> None:
         self.length = length
         self.epoch = epoch
+        self.fingerprint = fingerprint
         self.free = IntervalSet([Span(0, length)])
         #: By rank.
         self.holders: dict[int, _Holder] = {}
@@ -240,7 +252,9 @@ class DataLeases:
         self._check_live(rank, incarnation)
         _check_ask(ask)
         known = self._datasets.get(ask.dataset)
-        data = known or _Dataset(ask.length)
+        data = known or _Dataset(ask.length, fingerprint=ask.fingerprint)
+        if ask.fingerprint and data.fingerprint not in ("", ask.fingerprint):
+            return StateChange(LeaseAnswer(epoch=data.epoch, fingerprint=data.fingerprint))
         _check_length(data, ask, rank)
         holder = data.holders.get(rank) or _Holder(incarnation)
         if ask.sequence < holder.sequence:
@@ -315,6 +329,12 @@ def _check_ask(ask: LeaseAsk) -> None:
         )
     if ask.length > _MOST_ITEMS:
         raise InvalidRequest("a dataset is too long", expected=f"{_MOST_ITEMS} at most", actual=str(ask.length))
+    if len(ask.fingerprint) > _MOST_FINGERPRINT:
+        raise InvalidRequest(
+            f"the fingerprint of dataset '{ask.dataset}' is too long",
+            expected=f"{_MOST_FINGERPRINT} characters at most",
+            actual=str(len(ask.fingerprint)),
+        )
     for span in ask.trained:
         if not 0 <= span.begin < span.end <= ask.length:
             raise InvalidRequest(
@@ -325,13 +345,17 @@ def _check_ask(ask: LeaseAsk) -> None:
 
 
 def _check_length(data: _Dataset, ask: LeaseAsk, rank: int) -> None:
-    if data.length != ask.length:
+    if data.length != ask.length or data.fingerprint != ask.fingerprint:
         raise InvalidRequest(
             f"worker {rank} has another dataset under the name '{ask.dataset}'",
-            expected=f"{data.length} items, as the first worker said",
-            actual=f"{ask.length} items",
+            expected=f"{data.length} items{_kind(data.fingerprint)}, as the first worker said",
+            actual=f"{ask.length} items{_kind(ask.fingerprint)}",
             remedy="give every worker the same data, or pass another name: cluster.shard(loader, name=…)",
         )
+
+
+def _kind(fingerprint: str) -> str:
+    return " of files" if fingerprint else ""
 
 
 def _trained(data: _Dataset, holder: _Holder, rank: int, ask: LeaseAsk) -> tuple[Span, ...]:
@@ -366,7 +390,7 @@ def _answer(data: _Dataset, holder: _Holder, ask: LeaseAsk, now: float) -> Lease
     if data.epoch > ask.epoch or not data.length:
         return LeaseAnswer(epoch=ask.epoch, done=True)
     if ask.lease_items and data.free and (items := _size(data, holder, ask, now)):
-        span = data.free.take(items)
+        span = data.free.take(items, ask.batch_items or 1)
         holder.pace.leased(now, had_none=not holder.leased)
         holder.leased.add(span)
         holder.granted = LeaseAnswer(span, data.epoch)
@@ -389,6 +413,7 @@ def _dataset_to_plain(data: _Dataset) -> dict[str, Any]:
     return {
         "length": data.length,
         "epoch": data.epoch,
+        "fingerprint": data.fingerprint,
         "free": _spans_to_plain(data.free),
         "holders": {
             str(rank): {
@@ -403,7 +428,8 @@ def _dataset_to_plain(data: _Dataset) -> dict[str, Any]:
 
 
 def _dataset_from_plain(plain: Mapping[str, Any]) -> _Dataset:
-    data = _Dataset(plain["length"], plain["epoch"])
+    # Release 0.1.0 wrote no fingerprint.
+    data = _Dataset(plain["length"], plain["epoch"], plain.get("fingerprint", ""))
     data.free = _spans_from_plain(plain["free"])
     for rank, holder in plain["holders"].items():
         data.holders[int(rank)] = _Holder(

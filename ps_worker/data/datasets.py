@@ -16,7 +16,8 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError, PsError
 from ps_worker.data import samples
 from ps_worker.data.equal_batches import EqualStream, equal_share, is_common
-from ps_worker.data.leased_loader import LeasedData, can_lease, leased
+from ps_worker.data.files.batches import Dataset, FileBatches, LeasedRows, LeasedStretches, ShareStretches
+from ps_worker.data.leased_loader import LeasedItems, can_lease, leased
 from ps_worker.data.same_items import SameItems
 from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
@@ -56,10 +57,10 @@ class Datasets:
         self._numbers = itertools.count()
         self._epochs: dict[str, Iterator[int]] = {}
         self._compared_numbers = itertools.count()
-        self._leased: weakref.WeakSet[LeasedData] = weakref.WeakSet()
+        self._leased: weakref.WeakSet[LeasedItems] = weakref.WeakSet()
 
     @property
-    def leased(self) -> list[LeasedData]:
+    def leased(self) -> list[LeasedItems]:
         """Datasets that may have leases."""
         return list(self._leased)
 
@@ -91,6 +92,16 @@ class Datasets:
             return loader
         share = share_of(self._session)
         return self._compared(samples.shard(loader, share, epochs, record), share)
+
+    def files(self, data: Dataset, lease: bool | None, name: str | None) -> FileBatches:
+        """The worker's part of the rows of ``data``: leased, or with ``lease=False`` by rank; all for an evaluator."""
+        progress = self._session.progress
+        if self._session.config.role is not Role.WORKER or lease is False:
+            return FileBatches(data, ShareStretches(data.layout, share_of(self._session), itertools.count()), progress)
+        name = name or self._next_name()
+        rows = LeasedRows(data, name, self._session, self._epochs.setdefault(name, itertools.count()))
+        self._leased.add(rows)
+        return FileBatches(data, LeasedStretches(rows, self._idle), progress)
 
     def _compared(self, part: Any, share: samples.Share) -> Any:
         """``part``; its first items are compared with those of the other workers if they might differ."""
@@ -128,6 +139,9 @@ class Datasets:
         if not isinstance(loader, DataLoader):
             return ""
         if loader not in self._names or name:
-            number = next(self._numbers) if name is None else 0
-            self._names[loader] = name or self._default_name + (f"-{number}" if number else "")
+            self._names[loader] = name or self._next_name()
         return self._names[loader]
+
+    def _next_name(self) -> str:
+        number = next(self._numbers)
+        return self._default_name + (f"-{number}" if number else "")

@@ -100,6 +100,12 @@ class LeaseFeed:
         with self._changed:
             return self._ended and not self._ready
 
+    @property
+    def ready(self) -> bool:
+        """Whether ``take`` has a lease without waiting."""
+        with self._changed:
+            return bool(self._ready)
+
     def trained(self, span: Span) -> None:
         """Report ``span``, of the epoch of the leases, as trained."""
         with self._changed:
@@ -200,49 +206,34 @@ MOST_BATCHES = 64
 """The most batches of a lease. Another worker trains all of a lease again when its holder is killed."""
 
 
-class LeasedData(OwnPart, Sampler[Any]):
+class LeasedItems:
     """The items of one dataset that this worker leases, epoch after epoch. Used from the training thread.
 
-    As a sampler it yields the items of the leases at hand and ends when none is available at once. It records the
-    sampled positions in order and reports those whose batches the training loop has finished.
+    Who reads the items notes their positions in order (``note``), says when the loop gets a batch (``handed_out``), and
+    when it has finished it (``trained``): then it is reported.
     """
 
     #: What asks the coordinator.
     feed_class: type[LeaseFeed] = LeaseFeed
 
-    def __init__(
-        self, source: Iterable[Any], name: str, batch_items: int, session: Session, epochs: Iterator[int]
-    ) -> None:
-        """``source`` is the sampler all workers have. Raises TypeError when it has no length."""
-        self._source = source
-        self._length = len(source)  # type: ignore[arg-type]  # TypeError as from the source itself
-        self.name = name
-        self._batch_items = batch_items
+    def __init__(self, ask: LeaseAsk, session: Session, epochs: Iterator[int]) -> None:
+        """``ask``: the template of requests, without epoch, sequence and report. ``epochs`` gives the number of the
+        next epoch.
+        """
+        self._ask = ask
         self._session = session
         self._epochs = epochs
         self._feed: LeaseFeed | None = None
-        self._order: tuple[int, Sequence[Any]] = (-1, ())
-        #: Sampled and not reported yet, in the order sampled.
+        #: Noted and not reported yet, in order.
         self._sampled: deque[Span] = deque()
-        #: The number of steps when the loop got its current batch; None if it has none.
-        self._steps_before: int | None = None
+        #: The number of steps when the loop got its current batch, and the positions of this batch; None if it has
+        #: none.
+        self._current: tuple[int, int] | None = None
 
     @property
-    def whole(self) -> object:
-        """The sampler that all workers have."""
-        return self._source
-
-    def __len__(self) -> int:
-        """An equal part among the live workers: an estimate, since the real number depends on the others' pace."""
-        return -(-self._length // len(self._session.workers))
-
-    def __iter__(self) -> Iterator[Any]:
-        feed = self._feed
-        while feed is not None and (lease := feed.take()) is not None:
-            order = self._order_of(feed.lease_epoch)
-            for position in range(lease.begin, lease.end):
-                self._note(position)
-                yield order[position]
+    def name(self) -> str:
+        """The name of the dataset."""
+        return self._ask.dataset
 
     def start_epochs(self, first: int) -> None:
         """The next iteration is epoch ``first``, and those after it the epochs that follow."""
@@ -253,9 +244,8 @@ class LeasedData(OwnPart, Sampler[Any]):
         if self._feed is not None:
             self.end(self._feed)
         self._sampled.clear()
-        items = lease_items(self._length, self._batch_items, len(self._session.workers))
-        ask = LeaseAsk(self.name, self._length, next(self._epochs), items, sequence=0, batch_items=self._batch_items)
-        feed = self._feed = self.feed_class(self._session.lease_data, ask, self._session.sequences)
+        ask = replace(self._ask, epoch=next(self._epochs), lease_items=self._lease_items())
+        feed = self._feed = self.feed_class(self._call, ask, self._session.sequences)
         return feed
 
     def wait_for_items(self, feed: LeaseFeed, idle: Callable[[], AbstractContextManager[None]]) -> bool:
@@ -268,15 +258,22 @@ class LeasedData(OwnPart, Sampler[Any]):
                 self._wait_long(feed)
         return not feed.done
 
-    def handed_out(self) -> None:
-        """Note that the loop gets a batch."""
-        self._steps_before = self._session.stepped
+    def note(self, span: Span) -> None:
+        """Note the next positions that were read."""
+        if self._sampled and self._sampled[-1].end == span.begin:
+            self._sampled[-1] = Span(self._sampled[-1].begin, span.end)
+        else:
+            self._sampled.append(span)
 
-    def trained(self, feed: LeaseFeed, items: int | None = None) -> None:
-        """Note that the loop has finished the oldest ``items`` sampled; by default, or if there are fewer, all."""
+    def handed_out(self, positions: int) -> None:
+        """Note that the loop gets a batch: the oldest ``positions`` noted."""
+        self._current = self._session.stepped, positions
+
+    def trained(self, feed: LeaseFeed, positions: int | None = None) -> None:
+        """Note that the loop has finished the oldest ``positions`` noted; by default, or if there are fewer, all."""
         with self._session.termination.section():
-            self._steps_before = None
-            left = self._length if items is None else items
+            self._current = None
+            left = self._ask.length if positions is None else positions
             while left > 0 and self._sampled:
                 span = self._sampled.popleft()
                 part = Span(span.begin, min(span.end, span.begin + left))
@@ -293,10 +290,18 @@ class LeasedData(OwnPart, Sampler[Any]):
         if self._feed is None or feed not in (None, self._feed):
             return
         feed, self._feed = self._feed, None
-        if self._steps_before is not None and self._session.stepped > self._steps_before:
-            self.trained(feed, self._batch_items)
-        self._steps_before = None
+        if self._current is not None and self._session.stepped > self._current[0]:
+            self.trained(feed, self._current[1])
+        self._current = None
         feed.close()
+
+    def _lease_items(self) -> int:
+        """The most items of a lease."""
+        return self._ask.lease_items
+
+    def _call(self, ask: LeaseAsk, wait_seconds: float, timeout_seconds: float) -> LeaseAnswer:
+        """Ask the coordinator once."""
+        return self._session.lease_data(ask, wait_seconds, timeout_seconds)
 
     def _wait_long(self, feed: LeaseFeed) -> None:
         answered = time.monotonic()
@@ -311,11 +316,44 @@ class LeasedData(OwnPart, Sampler[Any]):
             else:
                 self._session.wait_hint(f"waiting for items of '{self.name}': {feed.away.message}")
 
-    def _note(self, position: int) -> None:
-        if self._sampled and self._sampled[-1].end == position:
-            self._sampled[-1] = Span(self._sampled[-1].begin, position + 1)
-        else:
-            self._sampled.append(Span(position, position + 1))
+
+class LeasedData(LeasedItems, OwnPart, Sampler[Any]):
+    """The leased items of a sampler that all workers have. Used from the training thread.
+
+    As a sampler it yields the items of the leases at hand and ends when none is available at once.
+    """
+
+    def __init__(
+        self, source: Iterable[Any], name: str, batch_items: int, session: Session, epochs: Iterator[int]
+    ) -> None:
+        """``source`` is the sampler all workers have. Raises TypeError when it has no length."""
+        self._source = source
+        self._length = len(source)  # type: ignore[arg-type]  # TypeError as from the source itself
+        self._batch_items = batch_items
+        #: The order of an epoch.
+        self._order: tuple[int, Sequence[Any]] = (-1, ())
+        ask = LeaseAsk(name, self._length, epoch=0, lease_items=0, sequence=0, batch_items=batch_items)
+        super().__init__(ask, session, epochs)
+
+    @property
+    def whole(self) -> object:
+        """The sampler that all workers have."""
+        return self._source
+
+    def __len__(self) -> int:
+        """An equal part among the live workers: an estimate, since the real number depends on the others' pace."""
+        return -(-self._length // len(self._session.workers))
+
+    def __iter__(self) -> Iterator[Any]:
+        feed = self._feed
+        while feed is not None and (lease := feed.take()) is not None:
+            order = self._order_of(feed.lease_epoch)
+            for position in range(lease.begin, lease.end):
+                self.note(Span(position, position + 1))
+                yield order[position]
+
+    def _lease_items(self) -> int:
+        return lease_items(self._length, self._batch_items, len(self._session.workers))
 
     def _order_of(self, epoch: int) -> Sequence[Any]:
         if self._order[0] != epoch:
@@ -361,7 +399,7 @@ class LeasedLoader(DataLoader[T]):
         try:
             while leases.wait_for_items(feed, self.idle):
                 for batch in super().__iter__():
-                    leases.handed_out()
+                    leases.handed_out(items)
                     self.on_samples(batch_samples(batch) if batched else 1)
                     yield batch
                     leases.trained(feed, items)

@@ -15,7 +15,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.launch.rehearsal import RehearsalNews, RehearsalPlan, speeds_of
 from ps_worker import times
 from ps_worker.connection import connect_as
-from ps_worker.data.leased_loader import LeasedData
+from ps_worker.data.leased_loader import LeasedItems
 from ps_worker.embedded import EmbeddedCluster
 from ps_worker.rehearsal import substitutes
 from ps_worker.rehearsal.workers import (
@@ -105,7 +105,7 @@ def rehearse(plan: RehearsalPlan, descriptor: int) -> bool:
         stage = RehearsalStage(plan, embedded.address, speeds, tell)
         substitutes.install(current, stage.is_script)
         connect_as(RehearsedSession, RehearsedCluster)
-        LeasedData.feed_class = TurnFeed
+        LeasedItems.feed_class = TurnFeed
         RemoteModel.overlap_class = TurnOverlap
         register_optimizer_step_pre_hook(stage.begins_step)
         register_optimizer_step_post_hook(stage.ended_step)

@@ -23,6 +23,12 @@ WAIT = WORKER.counter(
     "reason",
 )
 SAMPLES = WORKER.counter("samples_total", "Samples taken from loaders that the cluster splits.")
+DATA_WAIT = WORKER.counter(
+    "data_wait_seconds_total", "Time in which the loop waited for rows of files (cluster.files), a part of the compute."
+)
+SKIPPED = WORKER.counter(
+    "skipped_row_groups_total", "Files and row groups that were left out, as on_bad_file='skip' says."
+)
 WORKER_BYTES = WORKER.counter("transferred_bytes_total", "Gradients and parameters on the wire, in both directions.")
 RECONNECTS = WORKER.counter("reconnects_total", "Streams to shards that were opened again during training.")
 NONFINITE = WORKER.counter(
@@ -48,6 +54,8 @@ def read_worker(progress: Progress) -> Sequence[Sample]:
         COMPUTE.of(counters.compute_seconds),
         *(WAIT.of(seconds, reason.value) for reason, seconds in counters.waits.items()),
         SAMPLES.of(samples),
+        DATA_WAIT.of(counters.data_wait_seconds),
+        SKIPPED.of(counters.skipped_groups),
         WORKER_BYTES.of(nbytes),
         RECONNECTS.of(counters.reconnects),
         NONFINITE.of(counters.nonfinite),

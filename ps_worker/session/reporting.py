@@ -72,6 +72,9 @@ class WorkerCounters:
     refused: int = 0
     #: Duration of collective calls that got their results, in seconds.
     exchange: Histogram = field(default_factory=Histogram)
+    #: Time in which the loop waited for rows of files, and files and row groups that were left out.
+    data_wait_seconds: float = 0.0
+    skipped_groups: int = 0
     #: Payloads of these calls: this worker's, and those of all workers that came back.
     exchange_bytes: int = 0
     _ended: float = 0.0

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ps_protocol.errors import InvalidRequest
+from ps_worker.data.files.batches import FileBatches, Taken
 from ps_worker.data.leased_loader import LeasedLoader
 from ps_worker.tables.batch import RowRequest
 from ps_worker.tables.binding import PreparedRows, TableBinding, bound_of
@@ -52,29 +53,32 @@ class Prefetch(Generic[T]):
         return len(self._loader)  # type: ignore[arg-type]  # TypeError as from the loader itself
 
     def __iter__(self) -> Iterator[T]:
-        batches = iter(self._loader)
-        # A leased batch counts as trained when the next one is requested, so that must not happen early.
-        leased = isinstance(self._loader, LeasedLoader)
-        coming: tuple[T, PrefetchedRows] | None = None
+        # A leased batch counts as trained when the next one is requested, so that must not happen early. Files tell one
+        # from the other.
+        loader: Any = self._loader
+        leased, files = isinstance(loader, LeasedLoader), isinstance(loader, FileBatches)
+        batches: Iterator[Taken[T] | None] = loader.taken() if files else map(Taken, loader)
+        coming: tuple[Taken[T], PrefetchedRows] | None = None
         present: PrefetchedRows | None = None
         try:
             while True:
                 if coming is None:
-                    for batch in batches:
-                        coming = batch, self._ask(batch, 0)
-                        break
-                    else:
+                    taken = next(batches, None)
+                    if taken is None:
                         return
-                batch, present = coming
+                    coming = taken, self._ask(taken.batch, 0)
+                taken, present = coming
                 coming = None
                 if self._lookahead() and not leased:
-                    for following in batches:
-                        coming = following, self._ask(following, 1)
-                        break
-                    else:
+                    following = next(batches, None)
+                    if following is not None:
+                        coming = following, self._ask(following.batch, 1)
+                    elif not files:
                         batches = iter(())
-                yield batch
+                taken.handed_out()
+                yield taken.batch
                 present.discard()
+                taken.finished()
         finally:
             for prepared in (present, coming[1] if coming else None):
                 if prepared is not None:

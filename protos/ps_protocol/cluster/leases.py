@@ -37,6 +37,8 @@ class LeaseAsk:
     trained_epoch: int = 0
     #: Items of a batch: a lease is whole batches. 0: it gets all it requests, however fast it is.
     batch_items: int = 0
+    #: What the items are read from, such as checksums of files; equal for all workers. Empty: not known.
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +52,5 @@ class LeaseAnswer:
     done: bool = False
     #: Ranks that hold the rest, when there is nothing to lease.
     holders: tuple[int, ...] = ()
+    #: That of the dataset, if the worker gave another one: then nothing was reported, and nothing is leased.
+    fingerprint: str = ""

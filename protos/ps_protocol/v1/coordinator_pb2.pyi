@@ -480,7 +480,7 @@ class ItemSpan(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class LeaseDataRequest(_message.Message):
-    __slots__ = ("rank", "incarnation", "dataset", "length", "epoch", "lease_items", "sequence", "trained", "trained_epoch", "wait_seconds", "batch_items")
+    __slots__ = ("rank", "incarnation", "dataset", "length", "epoch", "lease_items", "sequence", "trained", "trained_epoch", "wait_seconds", "batch_items", "fingerprint")
     RANK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
@@ -492,6 +492,7 @@ class LeaseDataRequest(_message.Message):
     TRAINED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     incarnation: int
     dataset: str
@@ -503,19 +504,22 @@ class LeaseDataRequest(_message.Message):
     trained_epoch: int
     wait_seconds: float
     batch_items: int
-    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[str] = ..., length: _Optional[int] = ..., epoch: _Optional[int] = ..., lease_items: _Optional[int] = ..., sequence: _Optional[int] = ..., trained: _Optional[_Iterable[_Union[ItemSpan, _Mapping]]] = ..., trained_epoch: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., batch_items: _Optional[int] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[str] = ..., length: _Optional[int] = ..., epoch: _Optional[int] = ..., lease_items: _Optional[int] = ..., sequence: _Optional[int] = ..., trained: _Optional[_Iterable[_Union[ItemSpan, _Mapping]]] = ..., trained_epoch: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., batch_items: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class LeaseDataReply(_message.Message):
-    __slots__ = ("span", "epoch", "done", "holders")
+    __slots__ = ("span", "epoch", "done", "holders", "fingerprint")
     SPAN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     span: ItemSpan
     epoch: int
     done: bool
     holders: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, span: _Optional[_Union[ItemSpan, _Mapping]] = ..., epoch: _Optional[int] = ..., done: bool = ..., holders: _Optional[_Iterable[int]] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, span: _Optional[_Union[ItemSpan, _Mapping]] = ..., epoch: _Optional[int] = ..., done: bool = ..., holders: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class GetWorkerRequestRequest(_message.Message):
     __slots__ = ()

@@ -22,6 +22,7 @@ from ps_worker.rehearsal import turns
 from tests.cli import forked
 from tests.recovery.zygote import shared
 from tests.support.length import choose
+from tests.worker.data.files.made import parquet
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -386,3 +387,29 @@ def test_a_process_that_is_killed_is_a_failure(monkeypatch):
     done = CliRunner().invoke(main, ["rehearse", "--mode", "ssp", str(EXAMPLES / "digits.py")])
     assert done.exit_code == 1
     assert "ssp(4): the process of the rehearsal ended with exit code 0" in done.output
+
+
+FILES = """
+import torch, ps_worker
+from ps_worker import files
+with ps_worker.connect() as cluster:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = cluster.optimizer(torch.optim.SGD, [parameter], lr=0.001)
+    batches = cluster.files("*.parquet", {"id": files.ids("id"), "x": files.floats("x")}, batch_size=16)
+    for epoch in range(2):
+        for batch in batches:
+            parameter.grad = torch.tensor([float(len(batch["id"]))])
+            optimizer.step()
+            cluster.report(loss=batch["x"].mean())
+    cluster.barrier()
+    print("counted", round(-parameter.item() * 1000))
+"""
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_script_that_reads_files_is_rehearsed(tmp_path, mode):
+    parquet(tmp_path / "a.parquet", range(700), group=300)
+    done = rehearse(tmp_path, FILES, "--mode", mode)
+    assert done.code == 0, done.text
+    if mode == "async":
+        assert "counted 1400" in done.text

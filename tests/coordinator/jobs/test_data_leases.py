@@ -199,3 +199,49 @@ def test_memory_does_not_grow_with_requests_and_lives(leases: DataLeases) -> Non
         plain = leases.persisted_state()["data"]
         sizes.add((len(plain["free"]), len(plain["holders"])))
     assert sizes == {(1, 1)}
+
+
+@pytest.mark.parametrize(("given_back_from", "ranges"), [(3, [(3, 10), (10, 20)]), (10, [(10, 20), (20, 30)])])
+def test_ranges_of_whole_batches_end_at_their_borders_whatever_was_given_back(
+    leases: DataLeases, first: Worker, second: Worker, given_back_from: int, ranges: list[tuple[int, int]]
+) -> None:
+    first.lease(batch_items=10)
+    first.give_back((0, given_back_from))
+    leases.members({1: 101})
+    assert [second.lease(batch_items=10).span for _ in ranges] == [Span(*span) for span in ranges]
+
+
+def test_a_worker_with_another_fingerprint_gets_the_one_that_is_kept_and_changes_nothing(
+    leases: DataLeases, first: Worker, second: Worker
+) -> None:
+    first.lease(fingerprint="one")
+    before = leases.persisted_state()
+    other = Worker(leases, 1, 101, length=50)
+    assert other.lease(fingerprint="other", batch_items=5) == LeaseAnswer(fingerprint="one")
+    assert leases.persisted_state() == before
+    again = DataLeases.restore(json.loads(json.dumps(before)))
+    again.members({0: 100, 1: 101})
+    assert Worker(again, 1, 101).lease(fingerprint="other").fingerprint == "one"
+    assert second.lease(fingerprint="one").span == Span(10, 20)
+
+
+@pytest.mark.parametrize(("kept", "given"), [("", "one"), ("one", "")])
+def test_files_and_other_data_are_not_the_same_dataset(first: Worker, second: Worker, kept: str, given: str) -> None:
+    first.lease(fingerprint=kept)
+    with pytest.raises(InvalidRequest, match=r"another dataset under the name 'data'.*of files"):
+        second.lease(fingerprint=given)
+
+
+def test_a_fingerprint_has_a_limit(first: Worker) -> None:
+    with pytest.raises(InvalidRequest, match="fingerprint of dataset 'data' is too long"):
+        first.lease(fingerprint="x" * (1 << 16) + "y")
+
+
+def test_leases_of_release_0_1_0_have_no_fingerprint(first: Worker, leases: DataLeases) -> None:
+    first.lease()
+    saved = leases.persisted_state()
+    del saved["data"]["fingerprint"]
+    again = DataLeases.restore(saved)
+    again.members({0: 100})
+    first.leases = again
+    assert first.lease().span == Span(10, 20)

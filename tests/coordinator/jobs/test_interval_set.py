@@ -14,8 +14,8 @@ spans = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda ends: Span(
 changes = st.lists(st.tuples(st.sampled_from(["add", "remove", "take"]), spans), max_size=30)
 
 
-@given(changes, spans)
-def test_it_does_what_a_set_of_positions_does(changes: list[tuple[str, Span]], asked: Span) -> None:
+@given(changes, spans, st.integers(1, 7))
+def test_it_does_what_a_set_of_positions_does(changes: list[tuple[str, Span]], asked: Span, batch: int) -> None:
     ranges, positions = IntervalSet(), set[int]()
     for change, span in changes:
         of_span = set(range(span.begin, span.end))
@@ -26,8 +26,13 @@ def test_it_does_what_a_set_of_positions_does(changes: list[tuple[str, Span]], a
             ranges.remove(span)
             positions -= of_span
         elif positions and len(span):
-            taken = ranges.take(len(span))
+            first = next(iter(ranges))
+            taken = ranges.take(len(span), batch)
             run = set(range(taken.begin, taken.end))
+            # At a border of batches, where there is one.
+            borders_within = [at for at in run if at > taken.begin and at % batch == 0]
+            assert taken.end in (first.end, first.begin + len(span)) or taken.end % batch == 0
+            assert not (borders_within and taken.end % batch and taken.end != first.end)
             assert 0 < len(taken) <= len(span)
             assert taken.begin == min(positions)
             assert run <= positions

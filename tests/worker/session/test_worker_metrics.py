@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,11 +13,14 @@ from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import ConfigError, NonFiniteGradient
 from ps_protocol.metrics.definition import HistogramValue
 from ps_worker.collectives import Collectives
+from ps_worker.data.files.batches import FileBatches, ShareStretches, dataset
+from ps_worker.data.samples import Share
 from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.config import WorkerConfig
 from ps_worker.session.metrics import WORKER, read_worker, start_server
 from ps_worker.session.reporting import Progress, WaitReason, WorkerCounters
+from tests.worker.data.files.made import folder
 from tests.worker.fakes import FakeSession
 
 
@@ -77,6 +83,18 @@ def test_a_gradient_that_is_not_finite_is_counted_refused_or_skipped(session: Fa
     training.step()
     assert moved(session)["nonfinite_steps_total",] == 1
     assert moved(session)["step_seconds",] == 2
+
+
+def test_waiting_for_rows_of_files_and_row_groups_left_out_are_counted(session: FakeSession, tmp_path: Path) -> None:
+    folder(tmp_path, [100, 100])
+    (tmp_path / "001.parquet").write_bytes(b"")
+    progress = Progress(Member(Role.WORKER, 0, 1))
+    data = dataset(tmp_path, ["id"], 16, seed=0, on_bad_file="skip")
+    batches = FileBatches(data, ShareStretches(data.layout, Share(0, 1, 0), itertools.count()), progress)
+    assert sum(len(batch["id"]) for batch in batches) == 100
+    session.counters = progress.counters
+    assert moved(session)["skipped_row_groups_total",] == 1
+    assert moved(session)["data_wait_seconds_total",] > 0
 
 
 def test_a_collective_call_has_a_duration_and_the_bytes_of_all_payloads(
