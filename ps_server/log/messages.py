@@ -34,7 +34,7 @@ from ps_server.log.entries import (
 from ps_server.optimizers.state import describe, read_state, taken, tensor_bytes
 from ps_server.state.region import Region
 from ps_server.state.replica import Replica, Skipped, Step
-from ps_server.tables.bucket_contents import BucketContents
+from ps_server.tables.bucket_contents import BucketChanges, BucketContents
 from ps_server.tables.step import RowStep
 
 
@@ -332,6 +332,39 @@ def read_buckets(
         piece = taken(payload, at, header.payload_bytes)
         found.append((header.table, BucketContents.read(spec.tables[header.table], header, piece)))
         at += header.payload_bytes
+    taken(payload, at, 0, whole=True)
+    return found
+
+
+def encode_saved(group: Sequence[tuple[int, BucketContents | BucketChanges]]) -> tuple[bytes, list[memoryview]]:
+    """The message of some buckets in a snapshot, and the bytes that follow it."""
+    record, pieces, deletions = log_pb2.BucketsRecord(), list[memoryview](), list[memoryview]()
+    for at, (table, saved) in enumerate(group):
+        contents = saved.contents if isinstance(saved, BucketChanges) else saved
+        record.buckets.append(BUCKET_HEADER.to_pb(contents.header(table)))
+        pieces += contents.pieces()
+        if isinstance(saved, BucketChanges):
+            deleted, waiting_deleted = saved.deleted.size, saved.waiting_deleted.size
+            record.changed.append(log_pb2.ChangedBucket(at=at, deleted=deleted, waiting_deleted=waiting_deleted))
+            deletions += [bytes_of(saved.deleted), bytes_of(saved.waiting_deleted)]
+    return record.SerializeToString(), pieces + deletions
+
+
+def decode_saved(
+    record: log_pb2.BucketsRecord, payload: memoryview, spec: ModelSpec
+) -> list[tuple[int, BucketContents | BucketChanges]]:
+    """What ``encode_saved`` wrote. Raises InvalidRequest."""
+    headers = BUCKET_HEADER.all_from_pb(record.buckets)
+    at = sum(header.payload_bytes for header in headers)
+    found: list[tuple[int, BucketContents | BucketChanges]] = [*read_buckets(headers, payload[:at], spec)]
+    for each in record.changed:
+        deleted = ids_in(payload, at, each.deleted)
+        waiting_deleted = ids_in(payload, at + deleted.nbytes, each.waiting_deleted)
+        at += deleted.nbytes + waiting_deleted.nbytes
+        table, contents = found[each.at] if each.at < len(found) else (0, None)
+        if not isinstance(contents, BucketContents):
+            raise InvalidRequest("changes of a bucket that is not there", actual=str(each.at))
+        found[each.at] = table, BucketChanges(contents, deleted, waiting_deleted)
     taken(payload, at, 0, whole=True)
     return found
 

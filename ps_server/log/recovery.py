@@ -23,6 +23,8 @@ from ps_server.optimizers.state import StateEntry, read_state
 from ps_server.state.apply import Replay
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.region import Region
+from ps_server.tables import SavedBuckets
+from ps_server.tables.bucket_contents import BucketChanges
 from ps_server.tables.row_memory import RowMemory
 
 logger = EventLogger(__name__)
@@ -43,6 +45,9 @@ class Recovered:
     writer: int = 0
     #: Every push that was acknowledged by who wrote here must be in it.
     promised: bool = False
+
+
+_ELSEWHERE = np.iinfo(np.int64).max
 
 
 class _HalfDone(Exception):
@@ -260,15 +265,28 @@ def _put_buckets(snapshot: Snapshot, part: ModelPart, model: ModelState) -> dict
 
     A table is then at the update of its oldest bucket; the records of the log take it further.
     """
-    tables, updates = model.replica.tables, dict[int, int]()
-    numbers = {table: np.full(held.spec.buckets, np.iinfo(np.int64).max) for table, held in enumerate(tables)}
+    tables = model.replica.tables
+    numbers = {table: np.full(held.spec.buckets, _ELSEWHERE) for table, held in enumerate(tables)}
+    updates = {table: np.full(held.spec.buckets, -1) for table, held in enumerate(tables)}
     for table, here in enumerate(model.replica.layout.buckets):
         numbers[table][list(here)] = 0
     for number, group in snapshot.buckets(part):
-        for table, contents in group:
-            tables[table].put(contents)
+        for table, saved in group:
+            contents = saved.contents if isinstance(saved, BucketChanges) else saved
+            if numbers[table][contents.bucket] == _ELSEWHERE:
+                continue  # An earlier part may have buckets that have left since.
+            if isinstance(saved, BucketChanges):
+                tables[table].put_changes(saved)
+            else:
+                tables[table].put(saved)
             numbers[table][contents.bucket] = number
-            updates[table] = min(contents.updates, updates.get(table, contents.updates))
-    for table, oldest in updates.items():
-        tables[table].updates = oldest
+            updates[table][contents.bucket] = contents.updates
+    for table, found in updates.items():
+        held = tables[table]
+        put = np.flatnonzero(found >= 0)
+        if put.size:
+            held.updates = int(found[put].min())
+        held.saved = SavedBuckets(held.spec.buckets, part.rows)
+        for bucket in put:
+            held.saved.note(held, int(bucket), int(found[bucket]))
     return numbers

@@ -7,7 +7,7 @@ import mmap
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,11 @@ from ps_protocol.wire.convert import model as convert_model
 from ps_protocol.wire.convert.shard import BUCKET_HEADER, STATE_HEADER
 from ps_server.consistency import TrackerState
 from ps_server.log.head import REMEDY
-from ps_server.log.messages import read_buckets
+from ps_server.log.messages import decode_saved, encode_saved
 from ps_server.log.record import write_at
 from ps_server.optimizers.state import StateEntry, describe, tensor_bytes
 from ps_server.state.blocks import Block
-from ps_server.tables.bucket_contents import BucketContents
+from ps_server.tables.bucket_contents import BucketChanges, BucketContents
 
 FORMAT = 4
 
@@ -70,6 +70,19 @@ class GroupPlace:
     message_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class RowsPart:
+    """Groups of buckets of one model, as one snapshot wrote them."""
+
+    #: Name of the snapshot's folder, and of the file in it.
+    folder: str
+    file: str
+    #: Where the groups are written down.
+    index: FilePiece
+    #: Bytes of the groups.
+    size_bytes: int
+
+
 @dataclass(slots=True)
 class ModelPart:
     """One model in a snapshot."""
@@ -81,8 +94,9 @@ class ModelPart:
     tracker_number: int
     blocks: list[BlockPlace] = field(default_factory=list)
     groups: list[GroupPlace] = field(default_factory=list)
-    #: Where ``groups`` are written down.
-    index: FilePiece | None = None
+    #: Where its buckets are, oldest first: each part has what has changed since the one before. The last one has
+    #: ``groups``.
+    rows: tuple[RowsPart, ...] = ()
 
     @property
     def number(self) -> int:
@@ -141,14 +155,25 @@ def models_to_json(models: Sequence[ModelPart]) -> list[Mapping[str, Any]]:
                 }
                 for place in part.blocks
             ],
-            "buckets": _part_to_json(part.index) if part.index else None,
+            "rows": [
+                {
+                    "folder": rows.folder,
+                    "file": rows.file,
+                    "index": _part_to_json(rows.index),
+                    "size_bytes": rows.size_bytes,
+                }
+                for rows in part.rows
+            ],
         }
         for part in models
     ]
 
 
-def models_from_json(items: Sequence[Mapping[str, Any]]) -> tuple[ModelPart, ...]:
-    """Without their groups. Raises KeyError, TypeError, ValueError, DecodeError, InvalidRequest."""
+def models_from_json(items: Sequence[Mapping[str, Any]], folder: str) -> tuple[ModelPart, ...]:
+    """Those of the snapshot in ``folder``, without their groups.
+
+    Raises KeyError, TypeError, ValueError, DecodeError, InvalidRequest.
+    """
     return tuple(
         ModelPart(
             convert_model.shard_map_from_bytes(base64.b64decode(item["shard_map"])),
@@ -156,10 +181,22 @@ def models_from_json(items: Sequence[Mapping[str, Any]]) -> tuple[ModelPart, ...
             TrackerState.from_json(item["tracker"]),
             item["tracker_number"],
             list(_places(item["blocks"])),
-            index=_part_from_json(item["buckets"]) if item["buckets"] else None,
+            rows=tuple(_rows_from_json(item, folder)),
         )
         for item in items
     )
+
+
+def _rows_from_json(item: Mapping[str, Any], folder: str) -> Iterator[RowsPart]:
+    if "rows" not in item:  # Release 0.1.0: all of them beside the blocks.
+        if item["buckets"]:
+            index = _part_from_json(item["buckets"])
+            yield RowsPart(folder, _PARTS, index, index.offset)
+        return
+    for each in item["rows"]:
+        if Path(each["folder"]).name != each["folder"] or each["file"] not in (_PARTS, _ROWS):
+            raise ValueError(f"rows in {each['folder']}/{each['file']}")
+        yield RowsPart(each["folder"], each["file"], _part_from_json(each["index"]), each["size_bytes"])
 
 
 def _places(items: Sequence[Mapping[str, Any]]) -> Iterator[BlockPlace]:
@@ -183,6 +220,9 @@ def _text(data: bytes) -> str:
 
 _MANIFEST = "manifest.json"
 _PARTS = "blocks.bin"
+_ROWS = "rows.bin"
+_SPARE = "spare.bin"
+_SPARE_ROWS = "spare-rows.bin"
 _ALIGNMENT_BYTES = 4096
 
 
@@ -203,20 +243,19 @@ class Snapshot:
         """The bytes of one block and its state. Raises DamagedData when they are not what was written."""
         return _bytes_of(self.folder, place.part)
 
-    def buckets(self, model: ModelPart) -> Iterator[tuple[int, Sequence[tuple[int, BucketContents]]]]:
-        """Group by group, the last record in some buckets of ``model``, and what they hold, by number of their table.
+    def buckets(self, model: ModelPart) -> Iterator[tuple[int, Sequence[tuple[int, BucketContents | BucketChanges]]]]:
+        """Group by group, the last record in some buckets of ``model``, and what they hold, by number of their table;
+        of what has changed in a bucket since a group before, that alone.
 
         Raises DamagedData when that is not what was written.
         """
-        for place in model.groups:
-            data = _bytes_of(self.folder, place.part)
-            record = log_pb2.BucketsRecord.FromString(bytes(data[: place.message_bytes]))
-            yield (
-                place.number,
-                read_buckets(
-                    BUCKET_HEADER.all_from_pb(record.buckets), data[place.message_bytes :], model.shard_map.spec
-                ),
-            )
+        for part in model.rows:
+            path = self.folder.parent / part.folder / part.file
+            file = _mapped(path)
+            for place in decode_index(_checked(path, file, part.index)):
+                data = _checked(path, file, place.part)
+                record = log_pb2.BucketsRecord.FromString(bytes(data[: place.message_bytes]))
+                yield place.number, decode_saved(record, data[place.message_bytes :], model.shard_map.spec)
 
 
 class SnapshotWriter:
@@ -229,13 +268,13 @@ class SnapshotWriter:
         for unfinished in root.glob("*.part"):  # of processes that were killed
             shutil.rmtree(unfinished, ignore_errors=True)
         make_private_folder(self._folder)
-        spare = root / "spare.bin"
+        spare = root / _SPARE
         path = self._folder / _PARTS
         # Overwriting is much faster than writing a new file; what is left of the last one is not referred to.
         if spare.exists():
             spare.rename(path)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
-        self._offset = 0
+        self._blocks = _PartsFile(path)
+        self._rows: _PartsFile | None = None
         self._begun = number
         self._models: list[ModelPart] = []
 
@@ -245,16 +284,18 @@ class SnapshotWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
+        self._blocks.close()
+        if self._rows is not None:
+            self._rows.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def written_bytes(self) -> int:
         """Bytes of the parts so far."""
-        return self._offset
+        return self._blocks.end + (self._rows.end if self._rows is not None else 0)
 
     def begin_model(self, part: ModelPart) -> None:
-        """The blocks and buckets that follow are of this model."""
+        """The blocks and buckets that follow are of this model; the latter go on from ``part.rows``."""
         self._models.append(part)
 
     def write_block(self, block: Block, number: int, values: memoryview, entries: Sequence[StateEntry]) -> None:
@@ -264,39 +305,51 @@ class SnapshotWriter:
 
     def write_copy(self, block: Block, number: int, pieces: Sequence[memoryview], state: Sequence[StateHeader]) -> None:
         """Write a copy of one block that was received: values, then the tensors of ``state``. Raises OSError."""
-        self._models[-1].blocks.append(BlockPlace(block, number, self._write(pieces), tuple(state)))
+        self._models[-1].blocks.append(BlockPlace(block, number, self._blocks.write(pieces), tuple(state)))
 
     def write_buckets(self, number: int, buckets: Sequence[BucketHeader], pieces: Sequence[memoryview]) -> None:
         """Write some buckets as they are after record ``number``; ``pieces`` are their payloads. Raises OSError."""
         message = log_pb2.BucketsRecord(buckets=BUCKET_HEADER.all_to_pb(buckets)).SerializeToString()
-        part = self._write([memoryview(message), *pieces])
-        self._models[-1].groups.append(GroupPlace(number, part, len(message)))
+        self._write_group(number, message, pieces)
 
-    def _write(self, pieces: Sequence[memoryview]) -> FilePiece:
-        part = part_of(self._offset, pieces)
-        end = write_at(self._descriptor, pieces, self._offset)
-        self._offset = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return part
+    def write_saved(self, number: int, group: Sequence[tuple[int, BucketContents | BucketChanges]]) -> None:
+        """As ``write_buckets``; of some buckets, what has changed since the parts before. Raises OSError."""
+        self._write_group(number, *encode_saved(group))
+
+    def _write_group(self, number: int, message: bytes, pieces: Sequence[memoryview]) -> None:
+        if self._rows is None:
+            path, spare = self._folder / _ROWS, self._root / _SPARE_ROWS
+            if spare.exists():
+                spare.rename(path)
+            self._rows = _PartsFile(path)
+        part = self._rows.write([memoryview(message), *pieces])
+        self._models[-1].groups.append(GroupPlace(number, part, len(message)))
 
     def commit(self, through: int, *, log_goes_on: bool) -> Snapshot:
         """Make it the snapshot that counts, and forget the one before. Raises OSError.
 
         The log must be on disk up to ``through`` before.
         """
-        for part in self._models:
-            if part.groups:
-                part.index = self._write([memoryview(encode_index(part.groups))])
-        os.ftruncate(self._descriptor, self._offset)
-        os.fdatasync(self._descriptor)
+        indexes = [self._write_index(part) for part in self._models]
+        for file in (self._blocks, self._rows):
+            if file is not None:
+                file.finish()
         # A model may have been placed after the copying began: the records that say so are needed.
         number = min([self._begun, *(part.number for part in self._models)])
         folder = self._free_name(through)
+        for part, index in zip(self._models, indexes, strict=True):
+            if index is not None:
+                size_bytes = sum(group.part.size_bytes for group in part.groups)
+                part.rows += (RowsPart(folder.name, _ROWS, index, size_bytes),)
         snapshot = Snapshot(folder, number, through, log_goes_on, tuple(self._models))
         replace_file(self._folder / _MANIFEST, seal(FORMAT, _to_json(snapshot)))
         self._folder.rename(folder)
         sync(self._root)
-        self._recycle(folder)
+        self._recycle(folder, {rows.folder for part in self._models for rows in part.rows})
         return snapshot
+
+    def _write_index(self, part: ModelPart) -> FilePiece | None:
+        return self._rows.write([memoryview(encode_index(part.groups))]) if part.groups and self._rows else None
 
     def _free_name(self, through: int) -> Path:
         """Behind the names of others that were whole at the same record: they count until this one does."""
@@ -304,15 +357,43 @@ class SnapshotWriter:
         ordinal = 1 + int(same[-1].name.partition("-")[2] or 0) if same else 0
         return self._root / (f"{through:020}" + (f"-{ordinal:03}" if ordinal else ""))
 
-    def _recycle(self, newest: Path) -> None:
+    def _recycle(self, newest: Path, kept: Collection[str]) -> None:
+        """Remove the snapshots before ``newest``, but for the rows in ``kept`` folders."""
         for path in _folders(self._root):
             if path == newest:
                 continue
             (path / _MANIFEST).unlink(missing_ok=True)
-            parts = path / _PARTS
+            parts, rows = path / _PARTS, path / _ROWS
+            if path.name in kept:
+                if rows.exists() and parts.exists():
+                    parts.replace(self._root / _SPARE)
+                continue
             if parts.exists():
-                parts.replace(self._root / "spare.bin")
+                parts.replace(self._root / _SPARE)
+            if rows.exists():
+                rows.replace(self._root / _SPARE_ROWS)
             shutil.rmtree(path, ignore_errors=True)
+
+
+class _PartsFile:
+    """A file of parts that is being written; what is behind them, of an earlier use, does not count."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+        self.end = 0
+
+    def write(self, pieces: Sequence[memoryview]) -> FilePiece:
+        part = part_of(self.end, pieces)
+        end = write_at(self._descriptor, pieces, self.end)
+        self.end = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return part
+
+    def finish(self) -> None:
+        os.ftruncate(self._descriptor, self.end)
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -357,21 +438,29 @@ def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
 
 
 def _from_json(folder: Path, data: Mapping[str, Any]) -> Snapshot:
-    models = models_from_json(data["models"])
+    models = models_from_json(data["models"], folder.name)
     for model in models:
-        if model.index:
-            model.groups = decode_index(_bytes_of(folder, model.index))
+        if model.rows:
+            path = folder.parent / model.rows[-1].folder / model.rows[-1].file
+            model.groups = decode_index(_checked(path, _mapped(path), model.rows[-1].index))
     return Snapshot(folder, data["number"], data["through"], data["log_goes_on"], models)
 
 
 def _bytes_of(folder: Path, part: FilePiece) -> memoryview:
     """Raises DamagedData when they are not what was written."""
     path = folder / _PARTS
+    return _checked(path, _mapped(path), part)
+
+
+def _mapped(path: Path) -> memoryview:
     try:
         with path.open("rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
+
+
+def _checked(path: Path, data: memoryview, part: FilePiece) -> memoryview:
     found = data[part.offset : part.offset + part.size_bytes]
     if len(found) < part.size_bytes or xxhash.xxh3_64_intdigest(found) != part.checksum:
         raise _damaged(path, f"what begins at byte {part.offset} is not what was written")

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import Kind
-from ps_server.tables.bucket_contents import BucketContents
+from ps_server.tables.bucket_contents import BucketChanges, BucketContents
 
 if TYPE_CHECKING:
+    from ps_server.tables.saves import TableSave
     from ps_server.tables.table import ShardTable
+
+T = TypeVar("T", BucketContents, BucketContents | BucketChanges)
 
 BLOCK_BYTES = 32 << 20
 """A block is no larger, unless it is one slice that is: placement cuts slices to this size where it may."""
@@ -79,11 +82,23 @@ def buckets_of(layout: Layout) -> Wanted:
     return ((table, bucket) for table, here in enumerate(layout.buckets) for bucket in here)
 
 
+Saved = Sequence[tuple[int, BucketContents | BucketChanges]]
+"""The same, of buckets of which a snapshot has an earlier copy."""
+
+
+def save_group(saves: Sequence[TableSave], wanted: Wanted) -> Saved:
+    """As ``copy_group``: what has changed of the next buckets since an earlier snapshot."""
+    return _group((table, saves[table].copy(bucket)) for table, bucket in wanted)
+
+
 def copy_group(tables: Sequence[ShardTable], wanted: Wanted) -> Group:
     """In the executor: the next buckets of ``wanted`` as they are now; none: there are no more."""
-    group, size = list[tuple[int, BucketContents]](), 0
-    for table, bucket in wanted:
-        contents = tables[table].contents(bucket)
+    return _group((table, tables[table].contents(bucket)) for table, bucket in wanted)
+
+
+def _group(copies: Iterator[tuple[int, T]]) -> list[tuple[int, T]]:
+    group, size = list[tuple[int, T]](), 0
+    for table, contents in copies:
         group.append((table, contents))
         size += max(contents.nbytes, _LEAST_BYTES)
         if size >= GROUP_BYTES:

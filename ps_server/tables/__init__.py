@@ -16,11 +16,13 @@ from ps_server.tables.step import RowStep
 if TYPE_CHECKING:
     from ps_server.tables.merge import first_nonfinite_row, has_duplicates, merge_rows
     from ps_server.tables.row_optimizers import prepared
+    from ps_server.tables.saves import SavedBuckets
     from ps_server.tables.table import ShardTable
 
 __all__ = [
     "BucketContents",
     "RowStep",
+    "SavedBuckets",
     "ShardTable",
     "first_nonfinite_row",
     "has_duplicates",
@@ -29,7 +31,7 @@ __all__ = [
     "warm_up",
 ]
 
-_COMPILED = {"ShardTable": "table", "prepared": "row_optimizers"}
+_COMPILED = {"SavedBuckets": "saves", "ShardTable": "table", "prepared": "row_optimizers"}
 
 
 def warm_up(spec: TableSpec, on_kernel: Callable[[str], None] = lambda function: None) -> None:

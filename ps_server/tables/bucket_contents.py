@@ -89,6 +89,22 @@ class BucketContents:
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class BucketChanges:
+    """What has become of one bucket since an earlier copy of it."""
+
+    #: Rows and waiting ids used since then, as they are now.
+    contents: BucketContents
+    #: Ids removed since then, before those of ``contents`` came.
+    deleted: Ids
+    waiting_deleted: Ids
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pieces."""
+        return self.contents.nbytes + self.deleted.nbytes + self.waiting_deleted.nbytes
+
+
 def _check(spec: TableSpec, what: str, expected: object, actual: object) -> None:
     if expected != actual:
         raise InvalidRequest(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.tables import Ids
 from ps_server.tables.arrays import zeroed
 
@@ -42,7 +43,50 @@ class Changes:
 
     def deletions_since(self, number: int) -> Ids | None:
         """Ids removed after change ``number``, in order; None when these are no longer kept."""
-        if self.number - number > KEPT_CHANGES:
+        found = self._deletions(number)
+        return None if found is None else found[0]
+
+    def _deletions(self, since: int) -> tuple[Ids, npt.NDArray[np.int64]] | None:
+        if self.number - since > KEPT_CHANGES:
             return None
-        places = np.arange(number + 1, self.number + 1) % KEPT_CHANGES
-        return self._ids[places[self._deleted[places]]]
+        numbers = np.arange(since + 1, self.number + 1)
+        numbers = numbers[self._deleted[numbers % KEPT_CHANGES]]
+        return self._ids[numbers % KEPT_CHANGES], numbers
+
+
+class DeletedIds:
+    """The deletions of one table by bucket, for who asks for one bucket after another while there are more."""
+
+    def __init__(self, changes: Changes, since: int) -> None:
+        """``since``: a change; earlier ones are not asked for."""
+        self._changes = changes
+        self._read = since
+        #: Ids by bucket, their changes, and where the ids of each bucket begin.
+        self._parts: list[tuple[Ids, npt.NDArray[np.int64], npt.NDArray[np.int64]]] | None = []
+
+    def of(self, bucket: int, since: int) -> Ids | None:
+        """Ids of ``bucket`` that were removed after change ``since``, each once, rising; None when that is not known
+        any more.
+        """
+        if self._parts is not None and self._changes.number > self._read:
+            self._go_on(self._parts)
+        if self._parts is None:
+            return None
+        found = [np.empty(0, np.int64)]
+        for ids, numbers, begins in self._parts:
+            piece = slice(begins[bucket], begins[bucket + 1])
+            found.append(ids[piece][numbers[piece] > since])
+        return np.unique(np.concatenate(found))
+
+    def _go_on(self, parts: list[tuple[Ids, npt.NDArray[np.int64], npt.NDArray[np.int64]]]) -> None:
+        found = self._changes._deletions(self._read)
+        self._read = self._changes.number
+        if found is None:
+            self._parts = None
+            return
+        ids, numbers = found
+        if ids.size:
+            buckets = buckets_of(ids, self._changes.arrived.size)
+            order = np.argsort(buckets, kind="stable")
+            counts = np.bincount(buckets, minlength=self._changes.arrived.size)
+            parts.append((ids[order], numbers[order], np.concatenate(([0], np.cumsum(counts)))))

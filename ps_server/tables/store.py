@@ -300,11 +300,15 @@ class RowStore:
         rows = self.rows[: self.count] if in_memory else np.empty((self.count, 0), np.float32)
         return Columns(self.ids[: self.count], self.touched[: self.count], rows, self.uses[: self.count])
 
-    def of_bucket(self, bucket: int) -> npt.NDArray[np.int64]:
-        """The rows of one bucket, ascending by id: the order does not depend on the history."""
+    def of_bucket(self, bucket: int, since: int = -1) -> npt.NDArray[np.int64]:
+        """The rows of one bucket used after update ``since``, ascending by id: the order does not depend on the
+        history.
+        """
         found = np.empty(self.counts[bucket], np.int64)
         if found.size:
             _ended(id_map.rows_of(self._addresses[bucket], self._capacities[bucket], found))
+        if since >= 0:
+            found = found[self.touched[found] > since]
         return found[np.argsort(self.ids[found])]
 
     def keep(self, rows: npt.NDArray[np.int64] | None) -> KeptRows | None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ps_protocol.errors import InvalidRequest, TableFull
 from ps_protocol.model.ids import buckets_of, unique
 from ps_protocol.model.tables import Eviction, Ids, TableSpec
-from ps_server.tables.bucket_contents import BucketContents
+from ps_server.tables.bucket_contents import BucketChanges, BucketContents
 from ps_server.tables.changes import Changes
 from ps_server.tables.initial import InitialRows
 from ps_server.tables.merge import has_duplicates
@@ -18,6 +18,7 @@ from ps_server.tables.paged_rows import KeptRows, PagedRows
 from ps_server.tables.retention import Calendar, Sweep, admitted
 from ps_server.tables.row_memory import RowMemory
 from ps_server.tables.row_optimizers import update
+from ps_server.tables.saves import SavedBuckets, TableSave
 from ps_server.tables.step import RowStep
 from ps_server.tables.store import Columns, RowStore
 from ps_server.tables.waiting import WaitingIds
@@ -46,6 +47,8 @@ class ShardTable:
         self.spec = spec
         #: The number of the last update in which the table took part, here or elsewhere.
         self.updates = 0
+        #: What the newest snapshot has; None: it may be anything.
+        self.saved: SavedBuckets | None = None
         #: Rows that were added by updates and loads, that expired, and that were evicted, since this object was made.
         self.inserted = self.expired = self.evicted = 0
         self._here = np.zeros(spec.buckets, np.bool_)
@@ -272,10 +275,12 @@ class ShardTable:
 
     # -- whole buckets
 
-    def contents(self, bucket: int) -> BucketContents:
-        """A consistent copy of a bucket; it does not depend on what happened to other rows."""
-        held = self._store.copy(self._store.of_bucket(bucket))
-        waiting = None if self._waiting is None else self._waiting.copy(bucket)
+    def contents(self, bucket: int, since: int = -1) -> BucketContents:
+        """A consistent copy of a bucket; it does not depend on what happened to other rows. ``since``: only what was
+        used after this update.
+        """
+        held = self._store.copy(self._store.of_bucket(bucket, since))
+        waiting = None if self._waiting is None else self._waiting.copy(bucket, since)
         others = (waiting.ids, waiting.touched, waiting.uses) if waiting else (_NO_IDS, _NO_IDS, np.empty(0, np.uint32))
         return BucketContents(bucket, self.updates, held.ids, held.touched, held.rows, held.uses, *others)
 
@@ -288,6 +293,22 @@ class ShardTable:
         if self._waiting is not None:
             self._waiting.write(contents.waiting_ids, contents.waiting_touched, contents.waiting_uses)
         self._changes.arrive([contents.bucket])
+
+    def put_changes(self, changes: BucketChanges) -> None:
+        """Bring a bucket from an earlier copy to a later one."""
+        contents = changes.contents
+        self.updates = max(self.updates, contents.updates)
+        gone = unique(np.concatenate((changes.deleted, contents.ids)))[0]
+        self._store.remove(gone[self._store.find(gone) >= 0])
+        self._store.write(Columns(contents.ids, contents.touched, contents.rows, contents.uses))
+        if self._waiting is not None:
+            waiting = contents.waiting_ids, contents.waiting_touched, contents.waiting_uses
+            self._waiting.put(*waiting, np.concatenate((changes.waiting_deleted, gone)))
+        self._changes.arrive([contents.bucket])
+
+    def save(self, since: SavedBuckets | None) -> TableSave:
+        """What copies all buckets for a snapshot: what has changed ``since`` an earlier one, or everything."""
+        return TableSave(self, since, self._changes, self._waiting.dropped if self._waiting is not None else None)
 
     def forget(self, bucket: int) -> None:
         """Remove a bucket and what it holds."""

@@ -63,9 +63,14 @@ class WaitingIds:
             rows = self._sweep.evicted(most, kept)
         return self._store.ids[rows]
 
-    def copy(self, bucket: int) -> Columns:
-        """The ids of one bucket."""
-        return self._store.copy(self._store.of_bucket(bucket))
+    def copy(self, bucket: int, since: int = -1) -> Columns:
+        """The ids of one bucket used after update ``since``."""
+        return self._store.copy(self._store.of_bucket(bucket, since))
+
+    def put(self, ids: Ids, touched: npt.NDArray[np.int64], uses: Uses, gone: Ids) -> None:
+        """Remove those of ``gone`` that wait, and write these, whether they wait or not; nothing is remembered."""
+        self.admit(unique(np.concatenate((gone, ids)))[0])
+        self.write(ids, touched, uses)
 
     def write(self, ids: Ids, touched: npt.NDArray[np.int64], uses: Uses) -> None:
         """Add ids that do not wait yet."""

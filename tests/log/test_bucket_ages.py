@@ -14,6 +14,7 @@ from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, Placed, RowsDropped, RowsLoaded
 from ps_server.log.messages import apply_rows, describe_buckets
 from ps_server.log.snapshots import ModelPart, SnapshotWriter
+from ps_server.shard.durability.snapshotter import begin_saves
 from ps_server.state.blocks import blocks_of, buckets_of, copy_group
 from ps_server.state.model_state import new_model
 from ps_server.state.replica import Step
@@ -106,19 +107,22 @@ class Writer:
         with SnapshotWriter(self.snapshots, self.log.number) as writer:
             change()
             tracker, number = self.model.tracker.persisted_state(), self.log.number
-            writer.begin_model(ModelPart(self.layout.shard_map, True, tracker, number))
+            parts, saves = begin_saves(self.tables)
+            writer.begin_model(ModelPart(self.layout.shard_map, True, tracker, number, rows=parts))
             pieces = [*blocks_of(self.layout), *buckets_of(self.layout)]
             self.chance.shuffle(pieces)
             while pieces:
                 change()
-                self.copy(writer, pieces)
+                self.copy(writer, pieces, saves)
             change()
             self.log.flush(0)
             snapshot = writer.commit(self.log.number, log_goes_on=True)
+        for save in saves:
+            save.end(snapshot.models[0].rows)
         self.log.cut(snapshot.number, 0)
         return snapshot
 
-    def copy(self, writer, pieces):
+    def copy(self, writer, pieces, saves):
         """One block, or some buckets."""
         replica, piece = self.model.replica, pieces.pop()
         if not isinstance(piece, tuple):
@@ -128,9 +132,7 @@ class Writer:
         group = [piece]
         while pieces and isinstance(pieces[-1], tuple) and self.chance.random() < 0.5:
             group.append(pieces.pop())
-        copies = [(table, self.tables[table].contents(bucket)) for table, bucket in group]
-        payload = [data for _, contents in copies for data in contents.pieces()]
-        writer.write_buckets(self.log.number, describe_buckets(copies), payload)
+        writer.write_saved(self.log.number, [(table, saves[table].copy(bucket)) for table, bucket in group])
 
     def assert_same(self, found):
         replica = found.replica
@@ -160,7 +162,7 @@ def written(root, chance, rounds):
     return writer
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 2])
+@pytest.mark.parametrize("rounds", [0, 1, 2, 5])
 def test_buckets_of_many_ages_and_the_records_behind_them_are_what_was_served(tmp_path, rounds):
     for number in range(4):
         root = tmp_path / str(number)
@@ -199,8 +201,8 @@ def snapshot_of(tmp_path, **fields):
 def test_a_damaged_bucket_is_found_and_nothing_is_changed(tmp_path, part):
     _, snapshot = snapshot_of(tmp_path)
     (model,) = snapshot.models
-    place = model.index if part == "index" else model.groups[-1].part
-    path = snapshot.folder / "blocks.bin"
+    place = model.rows[-1].index if part == "index" else model.groups[-1].part
+    path = snapshot.folder / "rows.bin"
     with path.open("r+b") as file:
         file.seek(place.offset + place.size_bytes - 1)
         last = file.read(1)

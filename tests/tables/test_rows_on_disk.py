@@ -91,7 +91,7 @@ def consistent(table: ShardTable) -> None:
         assert not records.size
 
 
-def _act(table: ShardTable, random: np.random.Generator, ids: Ids) -> Any:
+def act(table: ShardTable, random: np.random.Generator, ids: Ids) -> Any:
     kind = random.integers(0, 20)
     some = random.permutation(ids)[: int(random.integers(1, 400))]
     if kind < 9:
@@ -132,7 +132,7 @@ def test_a_random_history_gives_the_same_bits_with_memory_for_a_twentieth(
     pair = Pair(ShardTable(of, range(of.buckets), memory_of(tmp_path, of, rows)), ShardTable(of, range(of.buckets)))
     ids = random_ids(np.random.default_rng(seed), 1000)
     for number in range(150):
-        answers = [_act(table, np.random.default_rng([seed, number]), ids) for table in pair.both()]
+        answers = [act(table, np.random.default_rng([seed, number]), ids) for table in pair.both()]
         assert answers[0] == answers[1]
         if number % 10 == 9:
             pair.check()

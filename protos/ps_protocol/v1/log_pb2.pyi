@@ -107,12 +107,24 @@ class DropRowsRecord(_message.Message):
     def __init__(self, model: _Optional[str] = ..., table: _Optional[int] = ..., rows: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class BucketsRecord(_message.Message):
-    __slots__ = ("model", "buckets")
+    __slots__ = ("model", "buckets", "changed")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
     model: str
     buckets: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Bucket]
-    def __init__(self, model: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[_shard_pb2.Bucket, _Mapping]]] = ...) -> None: ...
+    changed: _containers.RepeatedCompositeFieldContainer[ChangedBucket]
+    def __init__(self, model: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[_shard_pb2.Bucket, _Mapping]]] = ..., changed: _Optional[_Iterable[_Union[ChangedBucket, _Mapping]]] = ...) -> None: ...
+
+class ChangedBucket(_message.Message):
+    __slots__ = ("at", "deleted", "waiting_deleted")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_DELETED_FIELD_NUMBER: _ClassVar[int]
+    at: int
+    deleted: int
+    waiting_deleted: int
+    def __init__(self, at: _Optional[int] = ..., deleted: _Optional[int] = ..., waiting_deleted: _Optional[int] = ...) -> None: ...
 
 class PrepareRecord(_message.Message):
     __slots__ = ("shard_map", "incoming", "state", "buckets", "pushes")

@@ -8,7 +8,7 @@ from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ps_protocol.cluster.view import LogCounts
 from ps_protocol.errors import ModelMoved, ModelReleased, PsError, Unavailable
@@ -18,18 +18,26 @@ from ps_protocol.model.layout import Layout
 from ps_server.cli.options.storage import SnapshotRule
 from ps_server.log.durable import DurableLog, Saved
 from ps_server.log.folder import DataFolder
-from ps_server.log.messages import describe_buckets
 from ps_server.log.segments import FEWEST_SEGMENTS
-from ps_server.log.snapshots import ModelPart, SnapshotWriter
+from ps_server.log.snapshots import ModelPart, RowsPart, SnapshotWriter
 from ps_server.optimizers.state import StateEntry
 from ps_server.shard import times
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.shard.reconcile import moved_on
-from ps_server.state.blocks import Block, Group, Wanted, blocks_of, buckets_of, copy_group
+from ps_server.state.blocks import Block, blocks_of, buckets_of, save_group
 from ps_server.state.model_state import ModelState
+
+if TYPE_CHECKING:
+    from ps_server.tables.saves import TableSave
+    from ps_server.tables.table import ShardTable
 
 logger = EventLogger(__name__)
 
+
+T = TypeVar("T")
+
+MOST_PARTS = 128
+"""Of earlier snapshots that one goes on from."""
 
 _SMALL_BYTES = 256 << 20
 """A log with less space is looked after more often."""
@@ -56,8 +64,8 @@ class SnapshotSource(Protocol):
     async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
         """The last record in a copy of one block, its values, its optimizer state."""
 
-    async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
-        """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
+    async def with_tables(self, work: Callable[[Sequence[ShardTable]], T]) -> tuple[int, T]:
+        """The last record in what the tables are, and the result of ``work`` with them then: it reads them."""
 
 
 class _SlicesMove(Unavailable):
@@ -247,8 +255,7 @@ class Snapshotter:
             loads = [model.loads for model in models]
             writer = await to_thread(SnapshotWriter, self._folder.snapshots, number)
             with writer:
-                for model in models:
-                    await self._write_model(writer, model)
+                saves = [await self._write_model(writer, model) for model in models]
                 if loads != [model.loads for model in models]:
                     continue
                 if logs:
@@ -256,15 +263,21 @@ class Snapshotter:
                 through = await self._executor.submit(lambda: log.number, 0)
                 await to_thread(log.flush, number)
                 snapshot = await to_thread(writer.commit, through, log_goes_on=self._log_goes_on)
+                for model_saves, part in zip(saves, snapshot.models, strict=True):
+                    for save in model_saves:
+                        save.end(part.rows)
                 await to_thread(self._folder.holds_snapshot, snapshot.through)
                 await to_thread(log.cut, snapshot.number, self._rule.log_bytes)
                 log.saved, log.snapshot_failure = Saved(snapshot.number, begun_bytes, begun_at, begun_lost), ""
                 self._grown_bytes = log.unsaved_room_bytes
                 return writer.written_bytes
 
-    async def _write_model(self, writer: SnapshotWriter, model: SnapshotSource) -> None:
+    async def _write_model(self, writer: SnapshotWriter, model: SnapshotSource) -> Sequence[TableSave]:
+        """Returns the copies of its tables, to be ended when the snapshot is whole."""
         blocks = blocks_of(model.layout)
-        writer.begin_model(await model.describe())
+        part = await model.describe()
+        _, (part.rows, saves) = await model.with_tables(begin_saves)
+        writer.begin_model(part)
         largest = max((block.end - block.begin for block in blocks), default=0)
         if len(self._buffer) < largest:
             self._buffer = memoryview(bytearray(largest))
@@ -275,15 +288,27 @@ class Snapshotter:
         wanted = buckets_of(model.layout)
         while True:
             self._check()
-            number, group = await model.copy_buckets(wanted)
+            number, group = await model.with_tables(lambda _: save_group(saves, wanted))
             if not group:
-                return
-            pieces = [piece for _, contents in group for piece in contents.pieces()]
-            await to_thread(writer.write_buckets, number, describe_buckets(group), pieces)
+                return saves
+            await to_thread(writer.write_saved, number, group)
 
     def _check(self) -> None:
         if self._abandoned:
             raise Unavailable("the snapshot was given up: the shard changes its role")
+
+
+def begin_saves(tables: Sequence[ShardTable]) -> tuple[tuple[RowsPart, ...], Sequence[TableSave]]:
+    """The parts of earlier snapshots that the next one goes on from, and what copies the tables for it.
+
+    All is copied again once changes take half of what everything took, or are in many parts.
+    """
+    places = {table.saved.place if table.saved is not None else () for table in tables}
+    parts: tuple[RowsPart, ...] = places.pop() if len(places) == 1 else ()
+    changed_bytes = sum(part.size_bytes for part in parts[1:])
+    if not parts or len(parts) > MOST_PARTS or 2 * changed_bytes > parts[0].size_bytes:
+        return (), [table.save(None) for table in tables]
+    return parts, [table.save(table.saved) for table in tables]
 
 
 def _named(models: Sequence[SnapshotSource]) -> set[tuple[str, int]]:
@@ -335,15 +360,15 @@ class PassiveReplica:
 
         return await self.executor.submit(work, block.end - block.begin)
 
-    async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
-        """The last record in copies of the next buckets of ``wanted``, and these."""
+    async def with_tables(self, work: Callable[[Sequence[ShardTable]], T]) -> tuple[int, T]:
+        """The last record in what the tables are, and the result of ``work`` with them then: it reads them."""
         tables = self.model.replica.tables
 
-        def work() -> tuple[int, Group]:
+        def read() -> tuple[int, T]:
             self._check()
-            return self.number(), copy_group(tables, wanted)
+            return self.number(), work(tables)
 
-        return await self.executor.submit(work, INLINE_WORK_BYTES)
+        return await self.executor.submit(read, INLINE_WORK_BYTES)
 
     def _check(self) -> None:
         if self.model.moved:

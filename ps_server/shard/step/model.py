@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ps_protocol.cluster.model_status import ModelStatus, TableStatus, WorkerStatus
 from ps_protocol.errors import ModelMoved, PsError
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from ps_server.tables.table import ShardTable
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class ShardModel:
@@ -502,6 +504,13 @@ class ShardModel:
     async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
         """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
         return await self.gate.guard(lambda: self._applier.copy_buckets(wanted))
+
+    async def with_tables(self, work: Callable[[Sequence[ShardTable]], T]) -> tuple[int, T]:
+        """The last record in what the tables are between two updates, and the result of ``work`` with them then: it
+        reads them.
+        """
+        applier = self._applier
+        return await self.gate.guard(lambda: applier.with_tables(lambda tables: (applier.log.number, work(tables))))
 
     async def compact(self) -> None:
         """Some time after slices have left: give memory back that is not needed any more. Raises as Applier."""

@@ -149,6 +149,43 @@ def test_rows_that_were_loaded_are_kept(tmp_path, killed):
             assert_same(shard, model, again, again.place(model.layout.shard_map))
 
 
+@pytest.mark.usefixtures("row_memory")
+def test_a_snapshot_writes_the_rows_that_changed_and_a_restart_reads_all_of_them(tmp_path, killed):
+    ids, chance = np.arange(5000), seeded()
+    rows = tmp_path / "a" / "shard-0" / "snapshots"
+    with shard_on(tmp_path / "a") as shard:
+        model = start_with(shard, table_spec(optimizer="adagrad", dim=8))
+        stream = RowStream(shard)
+
+        def change(count):
+            some = np.sort(np.array(chance.sample(range(5000), count)))
+            stream.exchange_rows(bytes(DENSE_BYTES), {0: (some, numbers(chance, count, 8))})
+
+        def written(storage=shard.storage, loop=shard.loop):
+            before = storage.snapshotter.written_bytes
+            loop.run(storage.snapshotter.take())
+            return storage.snapshotter.written_bytes - before
+
+        load_rows(shard, ids, numbers(chance, 5000, 8))
+        whole = written()
+        for _ in range(3):
+            change(20)
+            assert written() < 0.1 * whole
+        assert len(list(rows.glob("*/rows.bin"))) == 4
+        change(50)
+        with killed(shard) as again:
+            assert_same(shard, model, again, again.place(model.layout.shard_map))
+            # What was read from the disk is not written again either.
+            assert written(again.storage, again.loop) < 0.1 * whole
+        for _ in range(6):
+            change(1000)
+            written()
+        with killed(shard) as again:
+            assert_same(shard, model, again, again.place(model.layout.shard_map))
+        assert len(list(rows.glob("*/rows.bin"))) < 5, "all is written again once changes take half of it"
+        stream.end()
+
+
 def test_with_snapshot_durability_an_id_that_is_lost_has_its_first_values_again(tmp_path, killed):
     fields = {"durability": Durability.SNAPSHOT, "rule": NEVER}
     ids = array(1, 2, 3)

@@ -1,0 +1,147 @@
+"""Rows per second where a tenth of a table's rows are in memory, beside the same table all in memory.
+
+``python -m benchmarks.tables.memory [ROWS]``: a row of Markdown for each operation. Both tables are up at the same time
+and take turns. A step has the different ones of 10,000 ids, by a power law or evenly, other ones each time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks import ours
+from benchmarks.cluster import running_cluster
+from benchmarks.processes import Child
+from benchmarks.tables.ids import DIM, Ids, power_law, scattered
+from benchmarks.tables.rates import fill, optimizer_of
+from benchmarks.tables.small import cpu_seconds
+from benchmarks.timing import Loop
+from ps_worker import rows
+
+ROWS, DRAWN, KEPT = 2_000_000, 10_000, 400
+PULL, PUSH, STEP, PREFETCHED = "pulled", "pushed", "pulled and pushed", "pulled and pushed, prefetched"
+OPERATIONS = (PULL, PUSH, STEP, PREFETCHED)
+POWER, EVEN = "power law", "even"
+
+#: Of a row, in memory in any case: id, last use, place, and its part of a map.
+_INDEX_BYTES = 20 + 9
+_ROW_BYTES = 4 * 2 * DIM + 9
+_ROUNDS, _STEPS = 5, 40
+
+
+class MemoryLoop(Loop):
+    """A ``Loop`` that says how many rows an operation has."""
+
+    rows = 0.0
+
+    def rows_at_once(self) -> float:
+        """Different ids of one operation, in the mean."""
+        return self.rows
+
+
+@contextmanager
+def worker(address: str, table_rows: int, law: str) -> Iterator[MemoryLoop]:
+    """The role of the process that is timed."""
+    with ours.connected(address, 0, ours.SHM) as connection, ours.undisturbed() as check:
+        table = connection.embedding(DIM, name="table", optimizer=rows.Adagrad(lr=0.01))
+        optimizer = optimizer_of(connection, table)
+        rng = np.random.default_rng(0)
+        # What is used often lies anywhere among the rows.
+        numbers = rng.permutation(table_rows)
+        fill(table, optimizer, 0, table_rows)
+        ids = scattered(0, table_rows)[numbers]
+
+        def draw() -> torch.Tensor:
+            drawn = power_law(rng, DRAWN, table_rows) if law == POWER else rng.integers(0, table_rows, DRAWN)
+            found: Ids = ids[np.unique(drawn)]
+            return torch.from_numpy(rng.permutation(found))
+
+        kept = [draw() for _ in range(KEPT)]
+        at = 0
+
+        def batches() -> Iterator[torch.Tensor]:
+            nonlocal at
+            while True:
+                at += 1
+                yield kept[at % KEPT]
+
+        plain, ahead = batches(), connection.prefetch(batches(), lambda batch: {table: batch})
+
+        def step(source: Iterator[torch.Tensor]) -> None:
+            forward(source)
+            push()
+
+        def forward(source: Iterator[torch.Tensor]) -> None:
+            optimizer.zero_grad()
+            found = table(next(source))
+            found.backward(torch.full_like(found, 1e-3))
+
+        def pull() -> None:
+            with torch.no_grad():
+                table(next(plain))
+            check()
+
+        def push() -> None:
+            optimizer.step()
+            check()
+
+        loop = MemoryLoop(
+            {PULL: pull, PUSH: push, STEP: lambda: step(plain), PREFETCHED: lambda: step(iter(ahead))},
+            {PUSH: lambda: forward(plain)},
+        )
+        loop.rows = statistics.mean(len(each) for each in kept)
+        yield loop
+
+
+def _limit(table_rows: int) -> int:
+    """Memory for a tenth of the rows, besides ids and maps."""
+    return table_rows * _INDEX_BYTES + table_rows // 10 * _ROW_BYTES
+
+
+def measure(table_rows: int, law: str, say: Callable[[str], None]) -> None:
+    """Print a row of Markdown for each operation."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-rows-", dir=Path.cwd()))
+        limits = ((), ("--table-memory", str(_limit(table_rows)), "--data-dir", folder, "--durability", "memory"))
+        clusters = [stack.enter_context(running_cluster(options=options)) for options in limits]
+        children = [stack.enter_context(Child(worker, each.address, table_rows, law)) for each in clusters]
+        for child in children:
+            child.ready()
+        count = children[0].call("rows_at_once")
+        for operation in OPERATIONS:
+            seconds, cpu = [[], []], [0.0, 0.0]
+            for turn in range(_ROUNDS + 1):
+                for which, child in enumerate(children):
+                    before = cpu_seconds(clusters[which].shards[0])
+                    taken = child.call("run", operation, _STEPS, 0)
+                    if turn:
+                        seconds[which].append(statistics.median(taken))
+                        cpu[which] += cpu_seconds(clusters[which].shards[0]) - before
+            rates = [count / statistics.median(each) / 1e6 for each in seconds]
+            ratio = statistics.median(much / little for much, little in zip(*seconds, strict=True))
+            of_cpu = [1e3 * each / (_ROUNDS * _STEPS) for each in cpu]
+            say(
+                f"| {law} | {operation} | {rates[0]:.2f} | {rates[1]:.2f} | {ratio:.2f} "
+                f"| {of_cpu[0]:.1f} | {of_cpu[1]:.1f} |"
+            )
+
+
+def main() -> None:
+    """Entry point."""
+    table_rows = int(float(sys.argv[1])) if len(sys.argv) > 1 else ROWS
+    print(f"{table_rows:,} rows of {DIM} numbers with Adagrad; million rows per second, CPU of the shard in ms a step")
+    print("| ids | rows | all in memory | a tenth | ratio | CPU, all | CPU, a tenth |")
+    print("|---|---|---|---|---|---|---|")
+    for law in (POWER, EVEN):
+        measure(table_rows, law, lambda line: print(line, flush=True))
+
+
+if __name__ == "__main__":
+    main()
