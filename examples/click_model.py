@@ -1,6 +1,7 @@
 """A DLRM-style click model: 26 tables of embeddings that grow with the ids seen, on generated or Criteo data.
 
 ps-run --shards 2 --workers 2 --mode ssp --staleness 4 examples/click_model.py
+ps-run --shards 2 --workers 2 examples/click_model.py --data "train/*.parquet" --held-out "test/*.parquet"
 
 The generated clicks have a known truth. Ends with the AUC on held-out samples beside the best that any model can reach.
 Each feature has a table of its own; all are looked up in one message per shard, those of the next batch ahead of time.
@@ -32,9 +33,7 @@ def train(cluster: ps_worker.Cluster | OneProcess, args: argparse.Namespace) -> 
     model = Dlrm(cluster.embedding_bags(tables, mode="sum"), args.dim).to(cluster.device)
     optimizer = cluster.optimizer(torch.optim.Adam, model, lr=args.lr)
     meter = Meter()
-    for batch in cluster.prefetch(cluster.shard(data.train), lambda batch: batch.ids):
-        if not len(batch.labels):
-            continue
+    for batch in cluster.prefetch(data.train(cluster), lambda batch: batch.ids):
         logits = model(batch.numbers.to(cluster.device), batch.ids)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.to(cluster.device))
         loss.backward()

@@ -33,9 +33,7 @@ def train(cluster: ps_worker.Cluster | OneProcess, args: argparse.Namespace) -> 
     model = FactorizationMachine(bags, args.dim).to(cluster.device)
     optimizer = cluster.optimizer(torch.optim.Adam, model, lr=args.lr)
     meter = Meter()
-    for batch in cluster.prefetch(cluster.shard(data.train), lambda batch: batch.ids):
-        if not len(batch.labels):
-            continue
+    for batch in cluster.prefetch(data.train(cluster), lambda batch: batch.ids):
         logits = model(batch.numbers.to(cluster.device), batch.ids)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.to(cluster.device))
         loss.backward()

@@ -312,6 +312,7 @@ class Cluster:
         batch_size: int,
         shuffle: bool | int = True,
         drop_last: bool = False,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
         lease: bool | None = None,
         name: str | None = None,
         on_bad_file: str = "raise",
@@ -337,6 +338,7 @@ class Cluster:
             shuffle: Mix row groups, and rows within windows of 65,536, or of as many as are given here. False: the
                 order of the files.
             drop_last: Leave out rows that do not make a whole batch when this worker has no others.
+            transform: Makes of a batch, a dict of tensors, what the loop gets; called in the training thread.
             lease: False: split row groups by rank, in an order that does not depend on who is fast.
             name: Name of the dataset, the same on every worker. None: "data", "data-1", … in the order of calls.
             on_bad_file: "raise" an error for rows that cannot be read, or "skip" them, with a warning in the log.
@@ -358,6 +360,7 @@ class Cluster:
             seed=self.seed,
             shuffle=shuffle,
             drop_last=drop_last,
+            transform=transform,
             on_bad_file=on_bad_file,
             format=format,
             delimiter=delimiter,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ps_worker.data.files.batches import FileBatches, ShareStretches, dataset
 from ps_worker.data.files.columns import ColumnSpec, Ragged, floats, hashed, ids
@@ -21,6 +22,7 @@ def read(
     seed: int = 0,
     shuffle: bool | int = True,
     drop_last: bool = False,
+    transform: Callable[[dict[str, Any]], Any] | None = None,
     on_bad_file: str = "raise",
     format: str | None = None,
     delimiter: str | None = None,
@@ -36,6 +38,7 @@ def read(
         seed: Of the order; another one in each epoch.
         shuffle: See ``Cluster.files``.
         drop_last: See ``Cluster.files``.
+        transform: See ``Cluster.files``.
         on_bad_file: See ``Cluster.files``.
         format: See ``Cluster.files``.
         delimiter: See ``Cluster.files``.
@@ -53,6 +56,7 @@ def read(
         seed=seed,
         shuffle=shuffle,
         drop_last=drop_last,
+        transform=transform,
         on_bad_file=on_bad_file,
         format=format,
         delimiter=delimiter,

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ps_worker import ConfigError, rows
+from ps_worker import ConfigError, files, rows
 from ps_worker.tables import Table
 
 T = TypeVar("T")
@@ -122,6 +122,10 @@ class OneProcess:
     def shard(self, loader: T) -> T:
         """All of it."""
         return loader
+
+    def files(self, **how: Any) -> files.FileBatches:
+        """All rows."""
+        return files.read(**how)
 
     def prefetch(self, loader: T, ids_of: Callable[[Any], object]) -> T:
         """Rows are here already."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,20 +28,17 @@ def parser_of(text: str | None, *, dim: int, lr: float, row_lr: float) -> argpar
     )
     add = parser.add_argument
     data = parser.add_argument_group("data")
-    data.add_argument("--samples", type=int, help=f"to train on; default {SAMPLES}; of a file all that is not held out")
-    data.add_argument(
-        "--eval-samples", type=int, default=50_000, help="held out; of a file its first lines; default 50000"
-    )
+    data.add_argument("--samples", type=int, help=f"of the stream to train on; default {SAMPLES}")
+    data.add_argument("--eval-samples", type=int, default=50_000, help="of the stream, held out; default 50000")
     data.add_argument(
         "--features-vocabulary",
         type=int,
         default=VOCABULARY,
         help="distinct ids the stream may have; default 100000000",
     )
-    data.add_argument("--data", type=Path, metavar="FILE", help="in Criteo's format, plain or .gz, instead of a stream")
-    data.add_argument(
-        "--skip-wrong-lines", action="store_true", help="leave wrong lines of the file out and count them"
-    )
+    data.add_argument("--data", metavar="FILES", help="of Criteo's layout, text or Parquet, instead of a stream")
+    data.add_argument("--held-out", metavar="FILES", help="that --data is measured with")
+    data.add_argument("--skip-wrong", action="store_true", help="leave out what cannot be read of the files")
     add("--batch", type=int, default=128, help="samples per worker and step; default 128")
     add("--dim", type=int, default=dim, help=f"numbers of a vector; default {dim}")
     add("--lr", type=float, default=lr, help=f"of the dense parameters, by Adam; default {lr}")
@@ -99,8 +95,6 @@ def measure(cluster: ps_worker.Cluster | OneProcess, model: nn.Module, data: Cli
     if best:
         print(f"best reachable AUC {auc(np.concatenate(labels), np.concatenate(best)):.4f}")
     print(sizes(model))
-    if data.parser and data.parser.skipped:
-        print(f"wrong lines left out by this worker: {data.parser.skipped:,}")
     return int(not reached >= expected)
 
 

@@ -1,20 +1,23 @@
 """The data of the click examples: a stream by position with a known truth, and files in Criteo's format."""
 
-import gzip
 import math
 import random
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from examples.clicks.auc import auc
-from examples.clicks.batch import CATEGORIES, NUMBERS, in_columns, whole
-from examples.clicks.criteo import Block, LineBlocks, Parser
+from examples.clicks.batch import CATEGORIES, in_columns, whole
+from examples.clicks.criteo import HEADER, reading
 from examples.clicks.generated import HELD_OUT, ClickStream
-from ps_protocol.errors import InvalidRequest
+from ps_protocol.errors import DamagedData
+from ps_worker import files
 from ps_worker.data.samples import Share, shard
+from tests.worker.data.files.made import text
 
 SEED = 5
 
@@ -101,122 +104,74 @@ def test_auc_of_labels_that_are_all_alike_is_not_a_number():
     assert math.isnan(auc([1, 1], [0.1, 0.2]))
 
 
-# -- files in Criteo's format
+# -- files in Criteo's layout
 
 
-def sample_line(random_):
-    """A random sample as a line, its numbers and its categories; None for a field that is not given."""
+def sample(random_):
+    """A random label, its numbers and its categories; None for a field that is not given."""
     numbers = [None if random_.random() < 0.2 else random_.randint(-3, 10 ** random_.randint(1, 9)) for _ in range(13)]
-    categories = [None if random_.random() < 0.1 else random_.getrandbits(32) for _ in range(26)]
-    label = random_.randint(0, 1)
-    texts = ["" if number is None else str(number) for number in numbers]
-    texts += ["" if category is None else f"{category:08x}" for category in categories]
-    return "\t".join([str(label), *texts]) + "\n", label, numbers, categories
+    categories = [None if random_.random() < 0.1 else f"{random_.getrandbits(32):08x}" for _ in range(26)]
+    return [random_.randint(0, 1), *numbers, *categories]
 
 
 @pytest.fixture
-def sampled():
-    """Lines, labels, numbers and categories of 200 samples."""
+def samples():
     random_ = random.Random(SEED)
-    return list(zip(*(sample_line(random_) for _ in range(200)), strict=True))
+    return [sample(random_) for _ in range(200)]
 
 
-@pytest.fixture
-def written(tmp_path, sampled):
-    path = tmp_path / "day_0.txt"
-    path.write_text("".join(sampled[0]))
-    return path
+def lines(samples):
+    return ["\t".join("" if field is None else str(field) for field in each) for each in samples]
 
 
-def read(path, block_lines=64, share=None, skip_wrong=False, **limits):
-    parser = Parser(path, skip_wrong=skip_wrong)
-    loader = DataLoader(LineBlocks(path, block_lines, **limits), batch_size=1, collate_fn=parser)
-    if share:
-        loader = shard(loader, share, iter([0]), lambda samples: None)
-    return list(loader), parser
+def write(path, samples):
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(dict(zip(HEADER, zip(*samples, strict=True), strict=True))), path, 64)
+    else:
+        text(path, lines(samples))
 
 
-def test_a_file_is_read_as_it_was_written(written, sampled):
-    batches, _ = read(written)
+def read(path, batch=64):
+    return list(files.read(**reading(str(path), batch), shuffle=False))
+
+
+@pytest.mark.parametrize("name", ["day_0.txt", "day_0.gz", "day_0.parquet"])
+def test_files_are_read_as_they_were_written(tmp_path, samples, name):
+    write(tmp_path / name, samples)
+    batches = read(tmp_path / name)
     assert [len(batch.labels) for batch in batches] == [64, 64, 64, 8]
-    _, labels, numbers, categories = sampled
-    assert torch.cat([batch.labels for batch in batches]).tolist() == list(labels)
-    expected = torch.tensor([[math.log1p(max(0, number or 0)) for number in row] for row in numbers])
+    assert torch.cat([batch.labels for batch in batches]).tolist() == [each[0] for each in samples]
+    expected = torch.tensor([[math.log1p(max(0, number or 0)) for number in each[1:14]] for each in samples])
     assert torch.allclose(torch.cat([batch.numbers for batch in batches]), expected)
     ids = torch.cat([in_columns(batch.ids) for batch in batches]).tolist()
     of = {}
-    for row, given in zip(ids, categories, strict=True):
-        for column, (id, value) in enumerate(zip(row, given, strict=True)):
+    for row, given in zip(ids, samples, strict=True):
+        for column, (id, value) in enumerate(zip(row, given[14:], strict=True)):
             # One id for each (column, value), "missing" being a value like others.
             assert of.setdefault((column, value), id) == id
     assert len(set(of.values())) == len(of)
 
 
-def test_missing_numbers_are_zero_and_missing_categories_have_an_id_for_each_feature():
-    empty = ("1" + "\t" * (NUMBERS + CATEGORIES) + "\n").encode()
-    batch = Parser("memory")([Block(1, empty * 2)])
-    assert not batch.numbers.any()
-    ids = in_columns(batch.ids)
-    assert torch.equal(ids[0], ids[1])
-    assert len(ids[0].unique()) == CATEGORIES
-
-
-def test_compressed_files_and_other_line_ends_give_the_same_samples(written, tmp_path):
-    plain = torch.cat([stacked(batch) for batch in read(written)[0]])
-    packed, windows = tmp_path / "day_0.gz", tmp_path / "day_1.txt"
-    packed.write_bytes(gzip.compress(written.read_bytes()))
-    windows.write_bytes(written.read_bytes().replace(b"\n", b"\r\n").rstrip())
-    for path in (packed, windows):
-        assert torch.equal(torch.cat([stacked(batch) for batch in read(path)[0]]), plain)
-
-
-def test_workers_share_a_file_by_blocks_of_lines(written):
-    plain = torch.cat([stacked(batch) for batch in read(written)[0]])
-    parts = [read(written, 30, Share(rank, 2, 0))[0] for rank in range(2)]
-    assert [[len(batch.labels) for batch in part] for part in parts] == [[30, 30, 30, 20], [30, 30, 30]]
-    blocks = [None] * 7
-    blocks[::2], blocks[1::2] = parts
-    assert torch.equal(torch.cat([stacked(batch) for batch in blocks]), plain)
-
-
-def test_the_first_lines_can_be_held_out(written):
-    plain = torch.cat([stacked(batch) for batch in read(written)[0]])
-    held_out, train = read(written, lines=50)[0], read(written, skip=50, lines=100)[0]
-    assert torch.equal(torch.cat([stacked(batch) for batch in held_out + train]), plain[:150])
+def test_text_and_parquet_give_the_same_samples(tmp_path, samples):
+    for name in ("day_0.txt", "day_1.parquet"):
+        write(tmp_path / name, samples)
+    text_batches, parquet_batches = (read(tmp_path / name) for name in ("day_0.txt", "day_1.parquet"))
+    for one, other in zip(text_batches, parquet_batches, strict=True):
+        assert torch.equal(stacked(one), stacked(other))
 
 
 WRONG = {
-    "a label of 2": lambda fields: ["2", *fields[1:]],
-    "no label": lambda fields: ["", *fields[1:]],
     "a field too few": lambda fields: fields[:-1],
     "a field too many": lambda fields: [*fields, ""],
-    "a number with a point": lambda fields: [fields[0], "1.5", *fields[2:]],
-    "a minus alone": lambda fields: [fields[0], "-", *fields[2:]],
-    "a number of 19 digits": lambda fields: [fields[0], "1" * 19, *fields[2:]],
-    "a letter that is no digit": lambda fields: [*fields[:-1], "0123456g"],
-    "a category of 9 digits": lambda fields: [*fields[:-1], "0" * 9],
-    "an empty line": lambda fields: [],
+    "a number with a letter": lambda fields: [fields[0], "1x", *fields[2:]],
+    "no label": lambda fields: ["", *fields[1:]],
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_line_is_named_or_left_out_and_counted(tmp_path, sampled, wrong):
-    lines = list(sampled[0][:100])
-    lines[70] = "\t".join(WRONG[wrong](lines[70].rstrip("\n").split("\t"))) + "\n"
-    path = tmp_path / "day_0.txt"
-    path.write_text("".join(lines))
-    with pytest.raises(InvalidRequest) as raised:
+def test_a_wrong_line_is_named_with_its_file_and_range(tmp_path, samples, wrong):
+    written = lines(samples)
+    written[70] = "\t".join(WRONG[wrong](written[70].split("\t")))
+    path = text(tmp_path / "day_0.txt", written)
+    with pytest.raises(DamagedData, match=r"day_0\.txt, lines from byte 0"):
         read(path)
-    assert f"{path}, line 71 is not a sample" in str(raised.value)
-    assert "40 fields" in raised.value.expected
-    batches, parser = read(path, skip_wrong=True)
-    assert parser.skipped == 1
-    fine = Parser("memory")([Block(1, "".join(lines[:70] + lines[71:]).encode())])
-    assert torch.equal(torch.cat([stacked(batch) for batch in batches]), stacked(fine))
-
-
-def test_a_block_of_wrong_lines_gives_an_empty_batch():
-    parser = Parser("memory", skip_wrong=True)
-    batch = parser([Block(1, b"this is\nno click log")])
-    assert parser.skipped == 2
-    assert (len(batch.labels), batch.numbers.shape, in_columns(batch.ids).shape) == (0, (0, NUMBERS), (0, CATEGORIES))

@@ -9,10 +9,13 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from examples.clicks.batch import FEATURES
+from examples.clicks.criteo import HEADER
 from examples.clicks.local import LocalBags, OneProcess
 from examples.clicks.training import parser_of
 from ps_protocol.errors import ConfigError
@@ -20,6 +23,7 @@ from ps_worker import rows
 from ps_worker.tables import Table
 from tests.cli import forked
 from tests.support.length import choose
+from tests.worker.data.files.made import text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EVALUATED = ("--eval-samples", choose("20000", "8000"))
@@ -120,21 +124,46 @@ def test_rows_on_shards_reach_the_auc_of_one_process(tmp_path, run_locally):
     assert f"tables: 1 with {rows_alone[1]} rows" in done.stdout
 
 
-def test_a_criteo_file_trains_a_model_with_26_tables(tmp_path):
+def written(path, samples, random_):
+    """A file of Criteo's layout: the first category decides about the click, the others say nothing."""
+    rows = []
+    for _ in range(samples):
+        kind = random_.randrange(20)
+        label = int(random_.random() < (0.9 if kind % 2 else 0.1))
+        others = [f"{random_.randrange(50):08x}" for _ in range(25)]
+        rows.append([label, *[None] * 13, f"{kind:08x}", *others])
+    if path.suffix == ".parquet":
+        columns = dict(zip(HEADER, zip(*rows, strict=True), strict=True))
+        types = {name: pa.int32() for name in HEADER[:14]}
+        arrays = {name: pa.array(values, types.get(name, pa.string())) for name, values in columns.items()}
+        pq.write_table(pa.table(arrays), path, row_group_size=500)
+    else:
+        text(path, ["\t".join("" if field is None else str(field) for field in row) for row in rows])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "gz"])
+def test_criteo_files_train_a_model_with_26_tables(tmp_path, kind):
     random_ = random.Random(3)
-    path = tmp_path / "day_0.txt"
-    with path.open("w") as file:
-        for _ in range(12_000):
-            kind = random_.randrange(20)
-            label = int(random_.random() < (0.9 if kind % 2 else 0.1))
-            others = (f"{random_.randrange(50):08x}" for _ in range(25))
-            file.write("\t".join([str(label), *[""] * 13, f"{kind:08x}", *others]) + "\n")
-        file.write("no click log\n")
+    for day, samples in enumerate((4000, 3000, 3000)):
+        written(tmp_path / f"day_{day}.{kind}", samples, random_)
+    written(tmp_path / f"test.{kind}", 2000, random_)
+    (tmp_path / f"day_3.{kind}").write_bytes(b"no click log\n")
     job = ("--no-progress", "--workers", "2", "--mode", "async", str(EXAMPLES / "click_model.py"))
-    flags = ("--data", str(path), "--eval-samples", "2000", "--skip-wrong-lines", "--expect-auc", "0.8")
-    done = forked.run(tmp_path, *job, *flags)
+    where = ("--data", str(tmp_path / f"day_*.{kind}"), "--held-out", str(tmp_path / f"test.{kind}"))
+    refused = forked.run(tmp_path, *job, *where, "--expect-auc", "0.8")
+    assert refused.returncode != 0
+    assert f"day_3.{kind}" in refused.stdout
+    done = forked.run(tmp_path, *job, *where, "--skip-wrong", "--expect-auc", "0.8")
     assert done.returncode == 0, done.stdout + done.stderr
     reached, best = auc_in(done.stdout)
     assert reached < 0.95
     assert best is None
     assert "tables: 26 with 1,270 rows" in done.stdout
+
+
+def test_one_process_reads_the_same_files(tmp_path, run_locally):
+    path = tmp_path / "day_0.parquet"
+    written(path, 3000, random.Random(4))
+    flags = ("--data", str(path), "--held-out", str(path), "--expect-auc", "0.75")
+    code, told = run_locally("factorization_machine", *flags, "--row-lr", "0.3")
+    assert code == 0, told

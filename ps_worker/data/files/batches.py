@@ -54,6 +54,8 @@ class Dataset:
     layout: FileLayout
     batch_size: int
     drop_last: bool = False
+    #: Makes of a batch what the loop gets.
+    transform: Callable[[Batch], Any] | None = None
     #: What cannot be read is left out and counted here; None: it raises.
     skipped: Skipped | None = None
 
@@ -80,6 +82,7 @@ def dataset(
     seed: int,
     shuffle: bool | int = True,
     drop_last: bool = False,
+    transform: Callable[[Batch], Any] | None = None,
     on_bad_file: str = "raise",
     format: str | None = None,
     delimiter: str | None = None,
@@ -104,7 +107,7 @@ def dataset(
     layout = FileLayout(groups_of(checked), seed if shuffle else None, window)
     if not layout.length:
         raise ConfigError("the files have no rows", actual=f"{len(sources)} files", remedy="look at what wrote them")
-    return Dataset(checked, decoder, layout, batch_size, drop_last, skipped)
+    return Dataset(checked, decoder, layout, batch_size, drop_last, transform, skipped)
 
 
 def _decoder(sources: Sequence[Source], wanted: Mapping[str, ColumnSpec] | None) -> Decoder:
@@ -415,12 +418,12 @@ class Taken(Generic[T]):
         self.batch, self.handed_out, self.finished = batch, handed_out, finished
 
 
-class FileBatches(OwnPart, Iterable[Batch]):
+class FileBatches(OwnPart, Iterable[Any]):
     """What ``Cluster.files`` returns: batches of the rows of files. Used by the training loop.
 
-    Each iteration is the next epoch. A batch is a dict of tensors by name, of ``batch_size`` rows; a worker's last
-    batch before it has to wait for others, or before the end, may have fewer. ``len()`` is an estimate: the batches of
-    an equal part among the live workers.
+    Each iteration is the next epoch. A batch is a dict of tensors by name, or what ``transform`` makes of it, of
+    ``batch_size`` rows; a worker's last batch before it has to wait for others, or before the end, may have fewer.
+    ``len()`` is an estimate: the batches of an equal part among the live workers.
     """
 
     def __init__(self, data: Dataset, stretches: Stretches, progress: Progress | None = None) -> None:
@@ -460,7 +463,7 @@ class FileBatches(OwnPart, Iterable[Batch]):
         rows = -(-self._data.rows // max(1, self._stretches.workers))
         return rows // self._data.batch_size if self._data.drop_last else -(-rows // self._data.batch_size)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         for taken in self.taken():
             if taken is not None:
                 taken.handed_out()
@@ -471,7 +474,7 @@ class FileBatches(OwnPart, Iterable[Batch]):
         """The next iteration is epoch ``first``, and those after it the epochs that follow."""
         self._stretches.start_epochs(first)
 
-    def taken(self) -> Iterator[Taken[Batch] | None]:
+    def taken(self) -> Iterator[Taken[Any] | None]:
         """The batches of the next epoch, for who takes one before the loop has finished that before it.
 
         None: there is none at present, and there may be some once the loop has finished those that were taken.
@@ -491,7 +494,9 @@ class FileBatches(OwnPart, Iterable[Batch]):
                 if batcher.rows >= self._data.batch_size or (batcher.rows and not self._data.drop_last):
                     self._out += 1
                     made = batcher.take()
-                    yield Taken(made.batch, partial(self._hand_out, made), partial(self._finish, made))
+                    transform = self._data.transform
+                    batch = transform(made.batch) if transform is not None else made.batch
+                    yield Taken(batch, partial(self._hand_out, made), partial(self._finish, made))
                 elif self._out:
                     yield None
                 else:
