@@ -253,6 +253,8 @@ class PagedRows:
     def _bring(self, rows: Numbers, slots: Numbers, missing: Numbers, *, write: bool) -> None:
         here = slots[slots >= 0]
         self._uses[here] |= _HELD
+        # In the order of the file: then memory is written in its order, too.
+        missing = missing[np.argsort(self.place[rows[missing]])[::-1]]
         coming = rows[missing]
         try:
             taken = self._take(missing.size)
@@ -307,6 +309,7 @@ class PagedRows:
 
     def write(self, first: int, rows: Floats) -> None:
         """Rows from ``first`` on are new, with these values: in memory while there is room, else on disk at once."""
+        self._shrink()
         room = min(len(rows), max(0, self._memory.most_rows(self) - self.in_memory))
         if room:
             self.add(first, room)

@@ -38,8 +38,8 @@ MOST_RECORDS = (1 << 31) - 1
 
 _BUFFER_BYTES = 256 << 10
 _PAGE_BYTES = 4096
-#: Of all records in the file, how many may be dead before segments are emptied: a third.
-_DEAD_PART = 3
+#: Of all records in the file, how many may be dead before segments are emptied: half.
+_DEAD_PART = 2
 _FEWEST_SEGMENTS = 4
 #: Seconds per row above which reads wait for a device, so that all of them are announced first; and below which not.
 _SLOW_SECONDS = 15e-6
@@ -235,7 +235,7 @@ class RecordFile:
 
     def free(self, records: Numbers) -> None:
         """These records are dead; a reader that pinned the file may still read them."""
-        np.subtract.at(self.living, records // self.per_segment, 1)
+        self.living -= np.bincount(records // self.per_segment, minlength=self.living.size).astype(np.int32)
         self.rows -= records.size
 
     def read(self, records: Numbers, ids: Ids, places: Numbers, out: Floats) -> None:

@@ -10,10 +10,11 @@ import torch
 
 from ps_protocol.errors import DamagedData
 from ps_protocol.model.tables import RowLife
+from ps_protocol.sealed import load, seal
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, Placed, RowsDropped, RowsLoaded
 from ps_server.log.messages import apply_rows, describe_buckets
-from ps_server.log.snapshots import ModelPart, SnapshotWriter
+from ps_server.log.snapshots import FORMAT, ModelPart, SnapshotWriter, encode_index, part_of
 from ps_server.shard.durability.snapshotter import begin_saves
 from ps_server.state.blocks import blocks_of, buckets_of, copy_group
 from ps_server.state.model_state import new_model
@@ -195,6 +196,36 @@ def snapshot_of(tmp_path, **fields):
         for _ in range(5):
             writer.update()
         return writer, writer.snapshot()
+
+
+def as_of_the_first_release(snapshot):
+    """All buckets beside the blocks, in one file, as 0.1.0 wrote them."""
+    blocks, manifest = snapshot.folder / "blocks.bin", snapshot.folder / "manifest.json"
+    body = load(manifest, FORMAT, dict, "")
+    for part, model in zip(body["models"], snapshot.models, strict=True):
+        begin, rows = len(blocks.read_bytes()), (snapshot.folder / "rows.bin").read_bytes()
+        moved = [replace(group, part=replace(group.part, offset=begin + group.part.offset)) for group in model.groups]
+        index = encode_index(moved)
+        blocks.write_bytes(blocks.read_bytes() + rows + index)
+        place = part_of(begin + len(rows), [index])
+        part["buckets"] = {"offset": place.offset, "size_bytes": place.size_bytes, "checksum": place.checksum}
+        del part["rows"]
+    (snapshot.folder / "rows.bin").unlink()
+    manifest.write_bytes(seal(FORMAT, body))
+
+
+def test_a_snapshot_of_the_first_release_is_read_and_built_upon(tmp_path):
+    writer, snapshot = snapshot_of(tmp_path)
+    as_of_the_first_release(snapshot)
+    with opened(tmp_path) as (log, found):
+        again = found.models["model"]
+        writer.assert_same(again)
+        writer.log, writer.model, writer.tables = log, again, again.replica.tables
+        writer.update()
+        built = writer.snapshot()
+        assert [rows.file for rows in built.models[0].rows] == ["blocks.bin", "rows.bin"]
+    with opened(tmp_path) as (_, found):
+        writer.assert_same(found.models["model"])
 
 
 @pytest.mark.parametrize("part", ["bucket", "index"])

@@ -161,6 +161,19 @@ def test_memory_stays_within_the_limit_while_the_table_grows(tmp_path: Path) -> 
     consistent(table)
 
 
+def test_memory_stays_within_the_limit_while_buckets_come(tmp_path: Path) -> None:
+    of = spec("adagrad", dim=8, buckets=64)
+    whole = ShardTable(of, range(of.buckets))
+    use(whole, range(40_000))
+    memory = RowMemory(2_500_000, tmp_path)
+    table = ShardTable(of, [], memory)
+    for bucket in range(of.buckets):
+        table.put(whole.contents(bucket))
+        assert table.memory_bytes <= memory.limit_bytes * 1.1
+    assert all(same(table.contents(bucket), whole.contents(bucket)) for bucket in range(of.buckets))
+    consistent(table)
+
+
 def test_rows_used_often_stay_in_memory(tmp_path: Path) -> None:
     table = _table(tmp_path, rows=300)
     often = list(range(100))
