@@ -36,13 +36,14 @@ def connect(
     security: SecuritySettings | None = None,
     local: bool = True,
     name: str | None = None,
+    per_host: bool | None = None,
 ) -> Cluster:
     """Join a job as a worker or evaluator, and return once all expected members are there.
 
     What is not given comes from the environment: ``PS_COORDINATOR``, ``PS_ROLE``, ``PS_RANK``, ``PS_DEVICE``,
-    ``PS_TRANSPORT``, ``PS_CONNECT_TIMEOUT``, ``PS_RECONNECT_TIMEOUT``, then from ``TF_CONFIG``. ``ps-run`` sets what
-    its workers need. Under torchrun the rank may come from ``RANK``, and ``PS_COORDINATOR=:7000`` is that port of
-    ``MASTER_ADDR``.
+    ``PS_TRANSPORT``, ``PS_PER_HOST``, ``PS_CONNECT_TIMEOUT``, ``PS_RECONNECT_TIMEOUT``, then from ``TF_CONFIG``.
+    ``ps-run`` sets what its workers need. Under torchrun the rank may come from ``RANK``, and ``PS_COORDINATOR=:7000``
+    is that port of ``MASTER_ADDR``.
 
     A worker without any address starts a cluster of its own and prints so on stderr: a coordinator and one shard, as
     processes of this machine that end with it.
@@ -67,6 +68,8 @@ def connect(
             "NAME-data". A process that connects to one job again, as a training function that is called twice does,
             gives another name each time, the same on all workers; else it goes on with the models and the data of
             before.
+        per_host: Push together with the other workers of this host: one of them sends the mean of their gradients, and
+            receives the parameters for all. False where neither this nor ``PS_PER_HOST`` says so.
 
     Returns:
         The connection, best used in a ``with`` block.
@@ -98,6 +101,7 @@ def connect(
         connect_timeout_seconds=connect_timeout_seconds,
         reconnect_timeout_seconds=reconnect_timeout_seconds,
         security=security,
+        per_host=per_host,
     )
     try:
         session_class, cluster_class = _classes

@@ -42,7 +42,8 @@ class FlatMemory:
         #: Private host memory that another block may reuse; None: not reusable.
         self.own: torch.Tensor | None = None
         pinned = any(device.type == "cuda" for device in homes)
-        self._segment = segment
+        #: The shared memory that it is in; None: it is in none.
+        self.segment = segment
         if segment is not None:
             self.host = torch.frombuffer(segment.bytes, dtype=torch.uint8, count=size_bytes)
             if pinned:
@@ -109,18 +110,18 @@ class FlatMemory:
     @property
     def is_mappable(self) -> bool:
         """Whether all its bytes are in a segment."""
-        return self._segment is not None or not len(self.host)
+        return self.segment is not None or not len(self.host)
 
     def private(self) -> PrivateMapping:
         """A mapping of its bytes, which are in a segment, that may be written without changing them. Raises OSError."""
-        if self._segment is None:
+        if self.segment is None:
             raise OSError(errno.ENOTSUP, "this memory is in no segment")
-        return PrivateMapping(self._segment, len(self.host))
+        return PrivateMapping(self.segment, len(self.host))
 
     def trim(self) -> None:
         """Give back what its segment holds behind its bytes."""
-        if self._segment is not None:
-            self._segment.trim(len(self.host))
+        if self.segment is not None:
+            self.segment.trim(len(self.host))
 
     def to_devices(self, span: Range) -> None:
         """Bring the bytes of ``span`` to the devices; what is queued there afterwards sees them."""

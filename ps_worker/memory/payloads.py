@@ -98,6 +98,10 @@ class ReceiveBuffer:
             decode(self._encoded[: result.payload_bytes], self._contents_of(result)[1], self._region)
         self.arrived = result if self.arrived is None else _both(self.arrived, result)
 
+    def values(self, ranges: Sequence[Range]) -> list[torch.Tensor]:
+        """The bytes of the region at ``ranges``, decoded."""
+        return [self._region[begin:end] for begin, end in ranges]
+
     def take(self, targets: Sequence[torch.Tensor]) -> None:
         """Copy the arrived bytes, concatenated, to ``targets``, flat tensors of bytes."""
         if self.arrived is not None:

@@ -96,6 +96,8 @@ class WorkerConfig:
     security: SecuritySettings = field(default_factory=SecuritySettings)
     #: How long SIGTERM waits for the end of a step.
     termination_seconds: float = TERMINATION_SECONDS
+    #: Push together with the other workers of this host.
+    per_host: bool = False
     #: The file for liveness probes; it is touched while this process is a member and its threads run.
     alive_file: Path | None = None
 
@@ -117,6 +119,7 @@ class WorkerConfig:
         connect_timeout_seconds: float | None = None,
         reconnect_timeout_seconds: float | None = None,
         security: SecuritySettings | None = None,
+        per_host: bool | None = None,
     ) -> WorkerConfig:
         """Argument, else ``PS_*``, else ``TF_CONFIG``, else torchrun's variables, else default.
 
@@ -147,6 +150,7 @@ class WorkerConfig:
             termination_seconds=_seconds(environ, "PS_TERMINATION_SECONDS", None, TERMINATION_SECONDS),
             alive_file=Path(environ["PS_ALIVE_FILE"]) if "PS_ALIVE_FILE" in environ else None,
             security=security or SecuritySettings.from_environment(environ),
+            per_host=_switch("PS_PER_HOST", environ) if per_host is None else per_host,
         )
 
 

@@ -30,6 +30,9 @@ from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.times import BRIEF_CALL_SECONDS, REPEATED_CALL_SECONDS, SHARD_CALL_SECONDS
 from ps_worker import times
+from ps_worker.host.folder import HostFolder
+from ps_worker.host.leader import Leaders
+from ps_worker.host.messages import HostWorker
 from ps_worker.session.alive import AliveFile
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
 from ps_worker.session.device import check_device, device_of
@@ -58,6 +61,17 @@ def wait_until_started(
         hint(f"waiting for {lacking}")
 
 
+def _entered_host(config: WorkerConfig) -> HostFolder | None:
+    """Where a worker meets the others of its host, if it is to; None, and a warning, where that cannot be."""
+    if not config.per_host or config.role is not Role.WORKER:
+        return None
+    try:
+        return HostFolder(config.coordinator)
+    except OSError as error:
+        log.warning("model.options", "this worker pushes by itself, apart from the others of its host: %s", error)
+        return None
+
+
 if TYPE_CHECKING:
     from ps_protocol.metrics.server import MetricsServer
 
@@ -73,12 +87,16 @@ class Session:
 
     #: Other workers live in this process, and one at a time runs: what gives them their turns also notices deadlocks.
     takes_turns = False
+    #: Where this worker meets the others of its host; None: it pushes by itself.
+    host: HostFolder | None = None
     #: Entered around exchanges with shards, which may wait for other workers.
     exchanging: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
     def __init__(self, config: WorkerConfig, client: CoordinatorClient, membership: Membership) -> None:
         self._config = config
         self._client = client
+        #: Of models that this worker pushes for others of its host.
+        self.host_leaders = Leaders()
         self._membership = membership
         self._pid = os.getpid()
         self._closed = threading.Event()
@@ -112,14 +130,20 @@ class Session:
         check_device(config.device)
         deadline = time.monotonic() + config.connect_timeout_seconds
         client = CoordinatorClient(config.coordinator, config.opened_security())
+        host = _entered_host(config)
         try:
             spec = JoinRequest(config.role, config.rank, take_over=config.take_over)
             membership = Membership.join(client, spec, config.connect_timeout_seconds, partial(log.warning, "waiting"))
         except BaseException:
             client.close()
+            if host is not None:
+                host.close()
             raise
         session = cls(config, client, membership)
+        session.host = host
         try:
+            if host is not None:
+                host.name(HostWorker(session.rank, session.incarnation))
             session._serve_metrics()
             if config.alive_file is not None:
                 alive = session._alive = AliveFile(config.alive_file)
@@ -163,6 +187,9 @@ class Session:
             if self._alive is not None:
                 self._alive.remove()
             self._membership.close()
+            if self.host is not None:
+                self.host.close()
+                self.host = None
             for channel in self._channels.values():
                 channel.close()
             self._client.close()
@@ -355,6 +382,11 @@ class Session:
     def seed(self) -> int:
         """Common seed of the job."""
         return self._membership.seed
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a silent member is kept."""
+        return self._membership.lease_seconds
 
     @property
     def elastic(self) -> bool:

@@ -357,6 +357,9 @@ class AssignedValues:
         """Wait until the worker of the lowest rank has set ``written`` too. Raises InvalidRequest where it has not."""
         deadline = time.monotonic() + shared.LONG_PATIENCE_SECONDS
         pause = 0.0
+        # The lowest rank may push for others of its host, and would wait for this worker.
+        phase, clock = self._pipeline.next_position
+        self._pipeline.away((phase, clock + 1))
         while not self._session.initialiser():
             # The lowest rank waits until each shard knows that this worker has the first values.
             self._pipeline.following_moves(self._pipeline.ensure_open)

@@ -101,6 +101,11 @@ class GradientBuffers:
         self._blocks = [None] * len(plan.layouts)
         self._bind()
 
+    def segment(self, shard: int) -> SharedMemory | None:
+        """The segment with the shard's region; None: it is in none."""
+        block = self._blocks[shard]
+        return block.segment if block is not None else None
+
     def has_place(self, shard: int) -> bool:
         """Whether there is memory for this shard."""
         return self._blocks[shard] is not None
@@ -403,9 +408,11 @@ class Gradients:
     write them. A gradient that somebody else uses stays the tensor that it is, and is copied.
     """
 
-    def __init__(self, plan: FlatPlan, bindings: Bindings, *, doubled: bool = False) -> None:
-        """``doubled``: two memories; all parameters are on the CPU."""
-        self._memories = [GradientBuffers(plan, bindings, mappable=doubled) for _ in range(1 + doubled)]
+    def __init__(self, plan: FlatPlan, bindings: Bindings, *, doubled: bool = False, on_host: bool = False) -> None:
+        """``doubled``: two memories; all parameters are on the CPU. ``on_host``: other workers may map them."""
+        self._memories = [GradientBuffers(plan, bindings, mappable=doubled or on_host) for _ in range(1 + doubled)]
+        #: Gradients stay in memory of this worker: those that a shard shares hold what is pushed.
+        self.on_host = on_host
         #: The memory of the last push.
         self.pushed = self._memories[0]
         #: Segments of a shard for these memories, and the number of the one that a push is in, from 1.

@@ -17,7 +17,7 @@ import torch
 from ps_protocol import times
 from ps_protocol.cluster.answers import Outcome
 from ps_protocol.cluster.view import ClusterView
-from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, Retryable, StateLost, StorageFull
+from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, Retryable, StateLost, StorageFull, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Mode, ShardMap
@@ -33,6 +33,7 @@ from ps_worker.session.reporting import WaitReason
 from ps_worker.session.session import Session
 from ps_worker.step.first_values import FirstValues
 from ps_worker.step.gradients import Gradients
+from ps_worker.step.host_exchange import HostExchange
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.step.summary import PLAIN, StepPush, StepSettings, StepSummary, StreamPosition
 from ps_worker.tables.lookup import Lookup, Position
@@ -90,6 +91,8 @@ class StepPipeline:
         #: What was mapped when slices moved, until the next exchange has ended.
         self._kept_memory = KeptMappings()
         self.shard_map = shard_map
+        #: Makes exchanges with the other workers of this host; None: they are made by this worker alone.
+        self._host = self._host_exchange(flat, gradients, style)
         self._router = RowRouter(shard_map)
         #: One to each shard that has anything of the model.
         self.streams = self._new_streams()
@@ -124,6 +127,8 @@ class StepPipeline:
             self._drop()
             raise
         self.started = True
+        if self._host is not None:
+            self._host.start(joined_running=self.joined_running)
         # Where one broke meanwhile, its shard does not know that this worker has the values.
         self.following_moves(self.ensure_open)
         self._report_transports()
@@ -158,10 +163,11 @@ class StepPipeline:
             (phase, clock), now = self.position, session.phase
             push.phase, push.clock = self.position = (phase, clock + 1) if phase >= now else (now, 1)
             push.sequence = self._sequence = self._sequence + 1
-            for stream in self.streams:
-                stream.send(push)
             try:
-                answers = self._answers(push)
+                if self._host is None:
+                    answers = self._answers(push)
+                else:
+                    answers = self._host.exchange(push, self.streams, self._answers)
             except ModelMoved as moved:
                 self._lay_out(moved)
                 answers = self.following_moves(partial(self._push_again, replace(push, staged=())))
@@ -174,15 +180,19 @@ class StepPipeline:
 
     def may_stage(self) -> bool:
         """Whether parts of the next push may be sent ahead: not where whole exchanges run beside the computation."""
-        return self._session.lookahead == 0 and not any(stream.is_pushing for stream in self.streams)
+        return self._host is None and self._session.lookahead == 0 and not any(s.is_pushing for s in self.streams)
 
     def stage(self, shard: int, span: Range) -> bool:
         """Send a part of the next push to ``shard`` ahead, where its stream is open; whether that was possible."""
         return any(stream.stage(span) for stream in self.streams if stream.shard == shard)
 
-    def _answers(self, push: StepPush) -> list[StepSummary]:
-        """The answers to ``push``, by shard; it is repeated on a new stream as often as one breaks."""
+    def _answers(self, push: StepPush, *, is_sent: bool = False) -> list[StepSummary]:
+        """Send ``push``; the answers, by shard. It is repeated on a new stream as often as one breaks."""
         answers: dict[int, StepSummary] = {}
+        if not is_sent:
+            for stream in self.streams:
+                if not stream.is_dropped:
+                    stream.send(push)
 
         def receive(stream: ShardStream) -> bool:
             if stream.is_dropped:
@@ -218,7 +228,7 @@ class StepPipeline:
         for stream in self.streams:
             if stream.is_dropped:
                 self.persistently(stream, partial(self._repeat, stream, push))
-        return self._answers(push)
+        return self._answers(push, is_sent=True)
 
     def _repeat(self, stream: ShardStream, push: StepPush) -> None:
         """Send ``push`` on a new stream; without its gradients where the shard has them already."""
@@ -342,8 +352,14 @@ class StepPipeline:
         Arrivals are not acknowledged. Call it again while waiting: it opens streams that have broken meanwhile.
         """
         self.following_moves(self.ensure_open)
+        self.away((phase + 1, 0))
         for stream in self.streams:
             stream.arrive(phase)
+
+    def away(self, until: Position) -> None:
+        """No other worker of this host waits for a push of this one before ``until``."""
+        if self._host is not None:
+            self._host.away(until)
 
     def pull(self) -> None:
         """The newest parameters and buffers of every shard into the model, whatever the mode. Raises PsError."""
@@ -371,6 +387,12 @@ class StepPipeline:
     def load_state(self, state: StateByNumber) -> None:
         """Replace the optimizer state of every shard. Raises PsError."""
         self.on_each(lambda stream: stream.values.load_state(split_state(stream.layout, state)))
+
+    def _host_exchange(self, flat: FlatModel, gradients: Gradients, style: StepSettings) -> HostExchange | None:
+        folder = self._session.host
+        if folder is None or not gradients.on_host:
+            return None
+        return HostExchange(self._session, folder, flat, gradients, self.shard_map.spec, style, self._check_waiting)
 
     # -- streams
 
@@ -444,6 +466,8 @@ class StepPipeline:
         """End all streams. Safe to repeat; does nothing in a forked child."""
         if os.getpid() == self._owner:
             self._session.forget(self.interrupt_outdated)
+            if self._host is not None:
+                self._host.close()
             self._drop()
 
     # -- outages
@@ -517,6 +541,10 @@ class StepPipeline:
         if self._interrupted:
             raise error
         self._session.check()
+
+    def _check_waiting(self) -> None:
+        """Raises Unavailable where waiting was interrupted, and Fenced."""
+        self._check_wait(Unavailable("waiting for the other workers of this host was interrupted"))
 
     def interrupt(self) -> None:
         """From another thread: a call that waits for a shard raises a Retryable error, until ``resume``."""

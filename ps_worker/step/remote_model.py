@@ -16,6 +16,7 @@ from ps_protocol.model.spec import Buffers, NonFinite, Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import Attributes, Tracer, TraceSpan
 from ps_protocol.wire.formats import RAW
+from ps_worker.host.messages import FOREVER
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import Declaration
 from ps_worker.model.momentum import MomentumWarning
@@ -86,7 +87,8 @@ class RemoteModel:
         self._flat = FlatModel(declaration.bindings, shard_map, doubled=doubled)
         # Shards change the gradients that they clip: what is parked would change with them.
         two = self._flat.double is not None and not self.spec.clip_grad_norm
-        self._gradients = Gradients(self._flat.plan, declaration.bindings, doubled=two)
+        on_host = session.host is not None and not self.spec.tables
+        self._gradients = Gradients(self._flat.plan, declaration.bindings, doubled=two, on_host=on_host)
         self.pipeline = StepPipeline(
             session,
             shard_map,
@@ -319,6 +321,7 @@ class RemoteModel:
         """The training thread waits, and there may be no-op steps meanwhile; ``catch_up`` follows. Raises PsError."""
         self.finish_keeping()
         self._kept = self._values_set()
+        self.pipeline.away(FOREVER)
 
     @torch.no_grad()
     def catch_up(self) -> None:
@@ -421,7 +424,8 @@ class RemoteModel:
             self._kept = self._values_set()
         options = self._options()
         with self._session.exchanging():
-            self.pipeline.exchange(StepPush((), options.groups, skipped=True, table_options=options.tables))
+            push = StepPush((), options.groups, skipped=True, table_options=options.tables, alone=True)
+            self.pipeline.exchange(push)
 
     def _values_set(self) -> Mapping[int, torch.Tensor]:
         """Copies of what the user has set since the last parameters came, by number of the variable."""

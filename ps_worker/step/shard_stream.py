@@ -17,10 +17,10 @@ from ps_protocol.model.layout import Range, subtract
 from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.wire.formats import RAW
-from ps_protocol.wire.shared_memory import KeptMappings
+from ps_protocol.wire.shared_memory import KeptMappings, SharedMemory
 from ps_worker.memory.double_buffer import BackRegion
 from ps_worker.memory.flat import FlatModel
-from ps_worker.memory.payloads import Encoder, ReceiveBuffer
+from ps_worker.memory.payloads import Encoder, ReceiveBuffer, copy_end_to_end
 from ps_worker.model.optimizer_state import StateEntry
 from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.session import Session
@@ -84,6 +84,13 @@ class ShardStream:
         self._pending_lookups = PendingLookups()
         self._staged: list[Range] = []  # sent on this stream ahead of the next push
         self.version = 0  # of the parameters held
+        #: The last answer with a payload, and where that is; the last answer to a push.
+        self._placed: tuple[StepAnswer, Sequence[memoryview]] | None = None
+        self._answered: StepAnswer | None = None
+        #: Encodes what is pushed for several workers of this host, and keeps what that leaves out.
+        self._host_encoder: Encoder | None = None
+        #: Parameters that another worker of this host has received, until ``land``.
+        self._taken_over: ReceiveBuffer | None = None
         #: Of the push under way, if it is traced.
         self._trace: PushTrace | None = None
 
@@ -148,7 +155,8 @@ class ShardStream:
             # ``interrupt_outdated`` may have run before this stream was there.
             self.drop()
             raise Unavailable(f"{link.peer} has been replaced by another process", shard=str(self.shard))
-        if (lent := self._transport.gradients) or not self._gradients.pushed.has_place(self.shard):
+        lent = () if self._gradients.on_host else self._transport.gradients
+        if lent or not self._gradients.pushed.has_place(self.shard):
             self._gradients.place(self.shard, *lent)
         if self._receive_buffer is None and (self._style.overlap or (self._style.wire != RAW and not lent)):
             double, wire = self._flat.double, self._style.wire
@@ -178,7 +186,7 @@ class ShardStream:
             if for_good:
                 self._transport.keep_memory()
             self._transport.close()
-            if self.is_pushing and self._transport.gradients and not for_good:
+            if self.is_pushing and self._transport.gradients and not for_good and not self._gradients.on_host:
                 # The shard may hold the push and read it later: what the user's backward writes must not reach it.
                 self._gradients.place(self.shard)
         self._transport, self._opened_at, self.is_pushing, self._staged = None, 0.0, False, []
@@ -228,12 +236,18 @@ class ShardStream:
             segment=self._gradients.segment,
         )
         self.is_pushing, self._staged, self._sequence = True, [], push.sequence
+        if (combined := push.combined) is not None:
+            header.contributions = combined.contributions(self.shard)
+        source = combined or self._gradients.pushed
         if self._encoder and ranges and not transport.gradients:
-            pieces = [self._encoder.encode(push.sequence, self._gradients.pushed.region(self.shard), runs)]
+            encoder = self._encoder if combined is None else self._encoder_of_host()
+            pieces = [encoder.encode(push.sequence, source.region(self.shard), runs)]
             if trace is not None:
                 trace.encoded()
         else:
-            pieces = self._gradients.pushed.pieces(self.shard, ranges)
+            pieces = source.pieces(self.shard, ranges)
+            if transport.gradients and self._gradients.on_host:
+                _fill(transport.gradients[self._gradients.segment - 1], source.region(self.shard), ranges)
         try:
             transport.push(header, pieces, rows.pieces)
         except PsError:  # an option that no message holds: nothing has been sent
@@ -257,9 +271,9 @@ class ShardStream:
             pass
         if result is None:
             return None
-        self.is_pushing = False
+        self.is_pushing, self._answered = False, result
         outcome = result.outcome
-        if outcome is not Outcome.REFUSED:
+        if outcome < Outcome.REFUSED:
             self.version = result.version
         if outcome is Outcome.APPLIED:
             self._acknowledged = self._sequence
@@ -295,17 +309,70 @@ class ShardStream:
         if isinstance(answer, RowsAnswer):
             return self._pending_lookups.place(answer, self.peer)
         if self._receive_buffer:
-            return self._receive_buffer.place(answer)
-        return self._flat.pieces(self._flat.plan.ranges(self.shard, answer.absent, answer.with_buffers))
+            pieces = self._receive_buffer.place(answer)
+        else:
+            pieces = self._flat.pieces(self._flat.plan.ranges(self.shard, answer.absent, answer.with_buffers))
+        self._placed = answer, pieces
+        return pieces
 
     def _place_pulled(self, answer: StepAnswer) -> Sequence[memoryview]:
         return self._flat.pieces(self._flat.plan.ranges(self.shard, answer.absent, answer.with_buffers))
 
     def land(self) -> None:
         """Make received parameters the model's, where neither ``receive`` nor ``publish_parameters`` does."""
+        for buffer in (self._receive_buffer, self._taken_over):
+            if isinstance(buffer, ReceiveBuffer) and (result := buffer.arrived) is not None:
+                ranges = self._flat.plan.ranges(self.shard, result.absent, result.with_buffers)
+                buffer.take(self._flat.host_tensors(ranges))
+
+    # -- pushes made with those of other workers of this host
+
+    @property
+    def epoch(self) -> int:
+        """Of the shard map that its layout is from."""
+        return self._router.shard_map.epoch
+
+    def _encoder_of_host(self) -> Encoder:
+        self._host_encoder = self._host_encoder or Encoder(self.layout, self._style.wire)
+        return self._host_encoder
+
+    def copy_received(self, into: torch.Tensor) -> StepAnswer | None:
+        """Copy what came with the last answer to ``into``, which is laid out as the region; None: nothing came."""
+        answer = self._answered
+        if answer is None or self._placed is None or self._placed[0] is not answer or not answer.payload_bytes:
+            return None
+        ranges = self.layout.ranges(answer.absent, buffers=answer.with_buffers)
+        if isinstance(self._receive_buffer, ReceiveBuffer):
+            sources = self._receive_buffer.values(ranges)
+        else:
+            sources = [torch.frombuffer(piece, dtype=torch.uint8) for piece in self._placed[1] if len(piece)]
+        copy_end_to_end([into[begin:end] for begin, end in ranges], sources)
+        return answer
+
+    def take_over(self, answer: StepAnswer, region: torch.Tensor) -> None:
+        """Take over what came to another worker of this host with ``answer``, and is in ``region`` now.
+
+        It is received as an answer on this stream would be, but for the wire format, which it has no more.
+        """
         buffer = self._receive_buffer
-        if isinstance(buffer, ReceiveBuffer) and (result := buffer.arrived) is not None:
-            buffer.take(self._flat.host_tensors(self._flat.plan.ranges(self.shard, result.absent, result.with_buffers)))
+        if isinstance(buffer, ReceiveBuffer):
+            # That buffer has what the shard takes this stream to have.
+            buffer = self._taken_over = self._taken_over or ReceiveBuffer(self.layout, RAW)
+        if buffer is not None:
+            pieces = buffer.place(answer)
+        else:
+            pieces = self._flat.pieces(self._flat.plan.ranges(self.shard, answer.absent, answer.with_buffers))
+        targets = [torch.frombuffer(piece, dtype=torch.uint8) for piece in pieces if len(piece)]
+        ranges = self.layout.ranges(answer.absent, buffers=answer.with_buffers)
+        copy_end_to_end(targets, [region[begin:end] for begin, end in ranges])
+        if buffer is not None:
+            buffer.complete(answer)
+
+    def followed(self, sequence: int, outcome: Outcome, version: int) -> None:
+        """Another worker of this host has made push ``sequence`` for this one, and ``version`` was taken over."""
+        self.version = version
+        if outcome is Outcome.APPLIED:
+            self._acknowledged = sequence
 
     def take_back(self) -> None:
         """The push under way will be encoded again for another layout: what it was to bring becomes its gradients."""
@@ -366,6 +433,13 @@ class ShardStream:
 
     def _not_open(self) -> Unavailable:
         return Unavailable(f"the stream to {self.peer} is not open", shard=str(self.shard))
+
+
+def _fill(segment: SharedMemory, region: torch.Tensor, ranges: Sequence[Range]) -> None:
+    """Copy ``ranges`` of ``region`` to the same places of ``segment``."""
+    target = torch.frombuffer(segment.bytes, dtype=torch.uint8)
+    for begin, end in ranges:
+        target[begin:end].copy_(region[begin:end])
 
 
 class PendingLookups:

@@ -14,6 +14,7 @@ from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import TraceSpan
 from ps_protocol.wire.formats import RAW, Wire
+from ps_worker.host.leader import CombinedPush
 from ps_worker.tables.row_payloads import RowUpdate
 
 
@@ -85,6 +86,10 @@ class StepPush:
     weight: float = 0.0
     #: Where gradients are clipped: their squared norm, with those of rows; None: they are not.
     squared_norm: float | None = None
+    #: Made by this worker itself, although others of its host push together.
+    alone: bool = False
+    #: What is sent in place of this worker's gradients, with those of others of its host; None: its own.
+    combined: CombinedPush | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ps_worker.step.host_exchange import HostExchange
 from tests.checkpoint.faults import watched
 
 STOPS_AT = "TESTS_STOP_AT"
@@ -19,11 +20,21 @@ STOPS_AT = "TESTS_STOP_AT"
 NAMESPACE = "TESTS_NAMESPACE"
 """The file of a namespace, of the network or of mounts, that the process enters."""
 
+ON_HOST = "TESTS_ON_HOST"
+"""``point=kill@count`` or ``point=stop@count``: what the process does to itself at that point of an exchange that it
+makes together with other workers of its host, for the ``count``-th time.
+"""
+
 
 def obey(environment: MutableMapping[str, str], held: ExitStack) -> None:
     """Called in a process before its program; what is patched stays so until ``held`` is closed."""
     if place := environment.pop(STOPS_AT, ""):
         held.enter_context(watched(_Stop(*place.split(" ", 1)).before))
+    if place := environment.pop(ON_HOST, ""):
+        point, _, rest = place.partition("=")
+        action, _, count = rest.partition("@")
+        at, HostExchange.at = HostExchange.at, staticmethod(_AtPoint(point, action, int(count)))
+        held.callback(setattr, HostExchange, "at", at)
     if path := environment.pop(NAMESPACE, ""):
         here = Path.cwd()
         with Path(path).open() as namespace:
@@ -51,3 +62,20 @@ class _Stop:
             self._write(first, arguments[1][: len(arguments[1]) // 2], arguments[2])
         # To this thread: sent to the process, it might come when the operation is done.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
+class _AtPoint:
+    """Ends or stops the process at a point that it passes for the n-th time."""
+
+    def __init__(self, point: str, action: str, count: int) -> None:
+        self._point, self._action, self._left = point, action, count
+
+    def __call__(self, point: str) -> None:
+        self._left -= point == self._point
+        if self._left or point != self._point:
+            return
+        if self._action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            # To this thread: sent to the process, it might come when the point is passed.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

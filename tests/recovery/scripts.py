@@ -38,6 +38,8 @@ class Work:
     ballast: int = 0
     #: It trains tables, with so many new ids in each step, and nothing else.
     rows: int = 0
+    #: Of its gradients in the mean; 0: 1.
+    weight: float = 0.0
     #: Gradients are clipped to this norm; 0: they are not.
     clip: float = 0.0
 
@@ -101,7 +103,7 @@ def work(told: Work) -> None:
             if told.tag >= 0:
                 ledger.mark(told.tag, step)
             for optimizer in made:
-                optimizer.step()
+                optimizer.step(weight=told.weight or None)
             say("step", step + 1)
             if step + 1 == told.dies_after:
                 os._exit(7)

@@ -127,10 +127,25 @@ class Job:
         return replace(config, security=self.lab.settings(access.value, role=access))
 
     def cluster(
-        self, role: Role = Role.WORKER, rank: int | None = None, transport: str = "auto", *, take_over: bool = False
+        self,
+        role: Role = Role.WORKER,
+        rank: int | None = None,
+        transport: str = "auto",
+        *,
+        take_over: bool = False,
+        host: int | None = None,
     ) -> Cluster:
-        """A member that leaves, at the latest, at the end of the test."""
+        """A member that leaves, at the latest, at the end of the test.
+
+        ``host``: it pushes together with others of this number, 0 or 1.
+        """
         config = replace(self.config(role, rank, transport=transport), take_over=take_over)
+        if host is not None:
+            # Workers that name the coordinator otherwise do not find each other.
+            port = self.address.rpartition(":")[2]
+            config = replace(
+                config, per_host=True, coordinator=f"{('127.0.0.1', 'localhost', '127.0.0.2')[host]}:{port}"
+            )
         cluster = Cluster(Session.join(config))
         self.exits.callback(cluster.close)
         return cluster

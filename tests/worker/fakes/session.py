@@ -27,6 +27,7 @@ class FakeSession:
     """A place in a cluster of fake shards, which appear when the first model is declared."""
 
     takes_turns = False
+    host = None
     exchanging = staticmethod(nullcontext)
 
     def __init__(self, shards: int = 2, rank: int = 0, incarnation: int = 1) -> None:

@@ -145,3 +145,13 @@ def test_torchrun_alone_names_no_coordinator() -> None:
         WorkerConfig.from_environment(TORCHRUN)
     with pytest.raises(ConfigError, match="no host"):
         WorkerConfig.from_environment({"PS_COORDINATOR": ":7000"})
+
+
+def test_workers_of_a_host_push_together_where_the_argument_or_the_environment_says_so():
+    given = {"PS_COORDINATOR": "a:1"}
+    assert not WorkerConfig.from_environment(given).per_host
+    assert WorkerConfig.from_environment({**given, "PS_PER_HOST": "1"}).per_host
+    assert WorkerConfig.from_environment(given, per_host=True).per_host
+    assert not WorkerConfig.from_environment({**given, "PS_PER_HOST": "1"}, per_host=False).per_host
+    with pytest.raises(ConfigError, match="PS_PER_HOST is not 0 or 1"):
+        WorkerConfig.from_environment({**given, "PS_PER_HOST": "yes"})

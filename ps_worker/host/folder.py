@@ -1,0 +1,276 @@
+"""Where the workers of one host meet: a folder of their user, with a file of each worker and the lock of who leads."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import socket
+import stat
+import struct
+import tempfile
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+from ps_protocol.files import FOLDER_MODE, make_private_file
+from ps_protocol.wire.unix_peer import check_peer
+from ps_worker.host.messages import MAX_BYTES, HostWorker
+
+_PREFIX = "torch-ps-hosts-"
+
+_BUFFER_BYTES = MAX_BYTES + (64 << 10)
+
+_SEND_SECONDS = 1
+
+
+class HostFolder:
+    """The folder of one job on this host, as one worker process uses it. From any thread; closed by its session.
+
+    Each worker has a file here that it locks, from before it joins the job: once the job has started, a worker finds
+    all others of the host. Only processes of the same user come in, and those that see the same temporary files.
+    """
+
+    def __init__(self, job: str, base: Path | None = None) -> None:
+        """``job``: the same for all its workers. Raises OSError."""
+        above = (base or Path(tempfile.gettempdir())) / f"{_PREFIX}{os.geteuid()}"
+        with suppress(FileExistsError):
+            above.mkdir(FOLDER_MODE)
+        _require_private(above)
+        _sweep(above)
+        self.path, self._folder = _entered(above / _name(job))
+        #: Sockets and locks of this process.
+        self.descriptors = OwnDescriptors()
+        self.descriptors.add(self._folder)
+        self._own, self._file = _locked_file(self.path)
+        self.descriptors.add(self._file)
+        #: Models of this worker that meet others here.
+        self.models = 0
+        #: Of the leaders: one that is frozen keeps its lock, and the next one has another.
+        self.number = self._newest()
+        self._lead_lock = -1
+
+    def name(self, worker: HostWorker) -> None:
+        """Say that this process has joined the job as ``worker``."""
+        os.pwrite(self._file, f"{worker.rank} {worker.incarnation}".encode(), 0)
+
+    def others(self) -> set[HostWorker]:
+        """The workers that have a file here, but this one; they may have ended."""
+        found = set()
+        for path in self._files():
+            with suppress(OSError, ValueError):
+                rank, incarnation = map(int, path.read_text().split())
+                found.add(HostWorker(rank, incarnation))
+        return found
+
+    def has_nameless(self) -> bool:
+        """Whether a process that has a file here is about to join the job."""
+        for path in self._files():
+            with suppress(OSError):
+                if not path.read_text():
+                    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        return True
+                    finally:
+                        os.close(file)
+        return False
+
+    def _files(self) -> list[Path]:
+        return [path for path in self.path.glob("*.worker") if path != self._own]
+
+    def apart(self) -> None:
+        """Say that nobody need wait for this worker: it pushes by itself."""
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, b"-", 0)
+
+    # -- who leads
+
+    def lead(self, worker: HostWorker, revision: int) -> bool:
+        """Whether this process leads, from now on if nobody else does. Raises OSError.
+
+        ``revision``: of a membership that includes ``worker``, which it is.
+        """
+        if self._lead_lock >= 0:
+            return True
+        self.number = max(self.number, self._newest())
+        lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{worker.rank} {worker.incarnation} {revision}".encode(), 0)
+        self._lead_lock = lock
+        self.descriptors.add(lock)
+        return True
+
+    def holder(self) -> tuple[HostWorker, int] | None:
+        """Who leads, and a revision of a membership with it; None: nobody, or it cannot be read yet."""
+        try:
+            rank, incarnation, revision = map(int, self._lock_path.read_text().split())
+        except (OSError, ValueError):
+            return None
+        return HostWorker(rank, incarnation), revision
+
+    def pass_over(self) -> None:
+        """Who leads is no member any more, and its lock is not waited for: there is another one from now on."""
+        self.number += 1
+
+    def resign(self) -> None:
+        """Another process may lead."""
+        if self._lead_lock >= 0:
+            os.ftruncate(self._lead_lock, 0)
+            self.descriptors.close(self._lead_lock)
+            self._lead_lock = -1
+
+    def listen(self, model: str) -> socket.socket:
+        """Be found by the followers of ``model``: the listening socket. Raises OSError."""
+        address = self._address(model)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            address.unlink(missing_ok=True)
+            listener.bind(str(address))
+            listener.listen(128)
+        except OSError:
+            listener.close()
+            raise
+        self.descriptors.add(listener)
+        return listener
+
+    def end_listening(self, model: str, listener: socket.socket) -> None:
+        """Be found no more."""
+        self._address(model).unlink(missing_ok=True)
+        self.descriptors.close(listener)
+
+    def connect(self, model: str) -> socket.socket:
+        """A connection to the leader of ``model``. Raises OSError, PermissionDenied where it is of another user."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            prepare(sock)
+            sock.connect(str(self._address(model)))
+            check_peer(sock, None)
+        except BaseException:
+            sock.close()
+            raise
+        self.descriptors.add(sock)
+        return sock
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path / f"{self.number}.leader"
+
+    def _newest(self) -> int:
+        numbers = [path.stem for path in self.path.glob("*.leader")]
+        return max(map(int, filter(str.isdecimal, numbers)), default=0)
+
+    def _address(self, model: str) -> Path:
+        return self.path / f"{self.number}-{_name(model)}.s"
+
+    def close(self) -> None:
+        """Leave; the last one removes the folder."""
+        self.resign()
+        self._own.unlink(missing_ok=True)
+        self.descriptors.close(self._file)
+        with suppress(OSError):
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.descriptors.close(self._folder)
+
+
+def _name(model: str) -> str:
+    return hashlib.blake2b(model.encode(), digest_size=6).hexdigest()
+
+
+class OwnDescriptors:
+    """What a forked child must not keep: sockets would stay open, and locks held, when this process has ended."""
+
+    def __init__(self) -> None:
+        self._held: set[int | socket.socket] = set()
+        held = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _close_all(held()))
+
+    def add(self, descriptor: int | socket.socket) -> None:
+        """Close it in children that are forked from now on."""
+        self._held.add(descriptor)
+
+    def close(self, descriptor: int | socket.socket) -> None:
+        """Close it here."""
+        self._held.discard(descriptor)
+        _close(descriptor)
+
+    def close_all(self) -> None:
+        """Close all, in a child."""
+        for descriptor in self._held:
+            _close(descriptor)
+        self._held.clear()
+
+
+def _close(descriptor: int | socket.socket) -> None:
+    with suppress(OSError):
+        if isinstance(descriptor, int):
+            os.close(descriptor)
+        else:
+            descriptor.close()
+
+
+def _close_all(descriptors: OwnDescriptors | None) -> None:
+    if descriptors is not None:
+        descriptors.close_all()
+
+
+def prepare(sock: socket.socket) -> None:
+    """Let ``sock`` take packets of any length that is sent, and give up an end that takes none."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+
+
+def _require_private(path: Path) -> None:
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} is not a folder of this user alone")
+
+
+def _entered(path: Path) -> tuple[Path, int]:
+    """``path``, made where it is missing, and a shared lock on it."""
+    while True:
+        with suppress(FileExistsError):
+            path.mkdir(FOLDER_MODE)
+        with suppress(FileNotFoundError):
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fcntl.flock(folder, fcntl.LOCK_SH)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(folder)):
+                    return path, folder
+            os.close(folder)  # the last of its workers has removed it
+
+
+def _locked_file(folder: Path) -> tuple[Path, int]:
+    number = 0
+    while True:
+        path = folder / f"{os.getpid()}-{number}.worker"
+        make_private_file(path)
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(path.stat(), os.fstat(file)):
+                os.ftruncate(file, 0)
+                return path, file
+        except (BlockingIOError, FileNotFoundError):
+            number += 1
+        os.close(file)
+
+
+def _sweep(above: Path) -> None:
+    """Remove the folders of jobs of which no worker is left."""
+    for path in above.iterdir():
+        with suppress(OSError):
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(folder)

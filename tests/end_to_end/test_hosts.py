@@ -1,0 +1,444 @@
+"""Workers of one host push together: the numbers are those of workers that push by themselves, or as the page says."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ps_protocol.model.spec import Consistency, Mode
+from ps_protocol.wire.shared_memory import SharedMemory
+from ps_worker import Cluster
+from ps_worker.host.leader import Leader
+from ps_worker.host.memory import LentParameters
+from ps_worker.step.host_exchange import HostExchange
+from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, values
+from tests.support.shards import wait_until
+from tests.worker.jobs import Job, running_job
+
+SYNC = Consistency(Mode.SYNC)
+WORKERS = 4
+
+Work = Callable[[Cluster], Any]
+
+
+@pytest.fixture
+def rounds(monkeypatch) -> list[tuple[int, ...]]:
+    """Of each push that was made for several workers, their ranks; the leader's first."""
+    made: list[tuple[int, ...]] = []
+    combined = HostExchange._combined
+
+    def noted(exchange: HostExchange, *arguments: Any) -> Any:
+        push = combined(exchange, *arguments)
+        if push is not None and push.combined is not None:
+            made.append((exchange._session.rank, *(each.worker.rank for each in push.combined.taken)))
+        return push
+
+    monkeypatch.setattr(HostExchange, "_combined", noted)
+    return made
+
+
+def on_hosts(job: Job, work: Work, hosts: Sequence[int | None], transport: str = "auto") -> list[Any]:
+    """``work`` in one thread per worker, on the host of its number; None: it pushes by itself. Results by rank."""
+
+    def one(rank: int) -> Any:
+        with job.cluster(rank=rank, host=hosts[rank], transport=transport) as cluster:
+            return work(cluster)
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return [future.result(100) for future in [pool.submit(one, rank) for rank in range(len(hosts))]]
+
+
+def trained(
+    hosts: Sequence[int | None],
+    work: Work,
+    *,
+    consistency: Consistency = SYNC,
+    shards: int = 2,
+    transport: str = "auto",
+    **settings: Any,
+) -> list[Any]:
+    with running_job(shards, len(hosts), consistency=consistency, **settings) as job:
+        return on_hosts(job, work, hosts, transport)
+
+
+def training(
+    steps: int = 6, arguments: Mapping[str, Any] | None = None, make: Callable[[int], nn.Module] = net, **options: Any
+) -> Work:
+    """The usual loop with Adam; returns the final parameters."""
+    data = batches(steps, WORKERS)
+
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        model = make(cluster.rank)
+        optimizer = cluster.optimizer(torch.optim.Adam, model, lr=0.01, **(arguments or {}))
+        for step in data:
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            optimizer.step(**options.get("step", dict)(cluster.rank) if "step" in options else {})
+        optimizer.finish()
+        return values(model)
+
+    return work
+
+
+def assert_same_bits(work: Work, rounds: list[Any], **settings: Any) -> None:
+    """In sync, one host of four workers: every worker ends with the bytes that it ends with by itself."""
+    by_themselves = trained([None] * WORKERS, work, **settings)
+    assert not rounds
+    together = trained([0] * WORKERS, work, **settings)
+    assert rounds
+    assert {tuple(sorted(made)) for made in rounds} == {(0, 1, 2, 3)}
+    for found, wanted in zip(together, by_themselves, strict=True):
+        assert_bitwise(found, wanted)
+
+
+@pytest.mark.parametrize("transport", ["bulk", "grpc", "shm"])
+def test_in_sync_the_workers_of_one_host_end_with_the_bytes_of_workers_that_push_by_themselves(rounds, transport):
+    assert_same_bits(training(), rounds, transport=transport)
+    assert len(rounds) == 6
+
+
+def test_weights_of_workers_count_within_their_host_and_between_hosts(rounds):
+    weighed = training(step=lambda rank: {"weight": 1.0 + rank})
+    assert_same_bits(weighed, rounds)
+    apart, together = (trained(hosts, weighed) for hosts in ([None] * WORKERS, [0, 1, 0, 0]))
+    assert_close(together[0], apart[0])
+
+
+def test_with_several_hosts_a_run_is_repeated_bit_for_bit_and_is_the_mean_over_all_workers(rounds):
+    hosts = [0, 1, 1, 0]
+    first, second = trained(hosts, training()), trained(hosts, training())
+    assert {tuple(sorted(made)) for made in rounds} == {(0, 3), (1, 2)}
+    assert len(rounds) == 24
+    for found in (*first, *second):
+        assert_bitwise(found, first[0])
+    assert_close(first[0], trained([None] * WORKERS, training())[0])
+
+
+def test_in_async_a_round_of_a_host_is_one_update(rounds):
+    def work(cluster: Cluster) -> int:
+        model = net(0)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        for step in batches(8, WORKERS):
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            optimizer.step()
+            assert optimizer.last is not None
+            assert optimizer.last.staleness == 0
+        return optimizer.version
+
+    versions = trained([0] * WORKERS, work, consistency=Consistency(Mode.ASYNC))
+    assert versions == [len(rounds) + 4 * 8 - sum(map(len, rounds))] * WORKERS
+    assert (0, 1, 2, 3) in {tuple(sorted(made)) for made in rounds}
+
+
+def test_in_ssp_hosts_and_single_workers_train_together(rounds):
+    trained([0, 0, None, 0], training(20), consistency=Consistency.of("ssp", staleness=1))
+    assert rounds
+
+
+def test_parameters_without_a_gradient_on_some_or_all_workers_are_as_they_are_without_a_host(rounds):
+    class Some(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.net, self.frozen, self.odd = net(0), nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+            torch.manual_seed(5)
+            for layer in (self.frozen, self.odd):
+                nn.init.normal_(layer.weight)
+            nn.init.zeros_(self.frozen.bias)
+            self.frozen.requires_grad_(False)
+            self._is_odd = rank % 2 == 1
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.net(self.frozen(self.odd(inputs) if self._is_odd else inputs))
+
+    assert_same_bits(training(make=Some), rounds)
+
+
+@pytest.mark.parametrize("buffers", ["rank0", "average"])
+def test_buffers_are_combined_by_the_models_policy(rounds, buffers):
+    def make(rank: int) -> nn.Module:
+        model = net(0)
+        model.insert(1, nn.BatchNorm1d(8))
+        return model
+
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        model = make(cluster.rank)
+        optimizer = cluster.optimizer(torch.optim.Adam, model, lr=0.01, buffers=buffers)
+        for step in batches(5, WORKERS):
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            optimizer.step()
+        cluster.barrier()
+        return [*values(model), *(each.clone() for each in model.buffers())]
+
+    assert_same_bits(work, rounds)
+
+
+def test_in_sync_a_clipped_mean_is_that_of_all_workers(rounds):
+    assert_same_bits(training(arguments={"clip_grad_norm": 0.05}), rounds)
+
+
+def test_in_async_the_mean_of_a_host_is_clipped_as_one_gradient():
+    apart = threading.Barrier(2)
+
+    def work(cluster: Cluster) -> torch.Tensor:
+        weight = nn.Parameter(torch.zeros(2))
+        optimizer = cluster.optimizer(torch.optim.SGD, [weight], lr=1.0, clip_grad_norm=1.0)
+        apart.wait()
+        weight.grad = torch.tensor([6.0, 0.0]) if cluster.rank else torch.tensor([0.0, 8.0])
+        optimizer.step()
+        return weight.detach().clone()
+
+    for found in trained([0, 0], work, consistency=Consistency(Mode.ASYNC), shards=1):
+        torch.testing.assert_close(found, torch.tensor([-0.6, -0.8]), atol=1e-5, rtol=0)
+
+
+def test_overlap_works_in_a_host(rounds):
+    assert_same_bits(training(arguments={"overlap": True}), rounds)
+    trained([0] * WORKERS, training(20, {"overlap": True}), consistency=Consistency(Mode.ASYNC))
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8", "topk:0.5"])
+def test_a_wire_format_encodes_the_mean_and_all_workers_get_the_same_parameters(rounds, wire):
+    found = trained([0] * WORKERS, training(6, {"wire": wire}), transport="bulk")
+    assert len(rounds) == 6
+    for each in found:
+        assert_bitwise(each, found[0])
+    assert_close(found[0], trained([None] * WORKERS, training(6, {"wire": wire}), transport="bulk")[0], atol=0.1)
+
+
+def test_a_wire_format_survives_steps_that_are_pushed_separately(rounds, monkeypatch):
+    combined = HostExchange._combined
+
+    def at_times(exchange: HostExchange, leader: Leader, taken: Any, push: Any, streams: Any) -> Any:
+        if push.clock % 3 == 0:
+            leader.dissolve("as where slices move")
+            return None
+        return combined(exchange, leader, taken, push, streams)
+
+    monkeypatch.setattr(HostExchange, "_combined", at_times)
+    found = trained([0] * WORKERS, training(12, {"wire": "int8"}), transport="bulk", shards=1)
+    assert len(rounds) == 8
+    for each in found:
+        assert_close(each, found[0], atol=1e-2)
+
+
+def test_workers_with_uneven_numbers_of_steps_train_to_their_ends_and_meet_at_the_barrier(rounds):
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        model = net(0)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        for _ in range(2):
+            for step in batches(3 + cluster.rank, WORKERS):
+                optimizer.zero_grad()
+                loss_of(model, step[cluster.rank]).backward()
+                optimizer.step()
+            cluster.barrier()
+        return values(model)
+
+    found = trained([0] * WORKERS, work)
+    for each in found:
+        assert_bitwise(each, found[0])
+    assert_close(found[0], trained([None] * WORKERS, work)[0])
+    assert len({tuple(sorted(made)) for made in rounds}) >= 1
+
+
+def test_a_gradient_with_nan_is_an_error_on_its_worker_alone_and_the_others_go_on(rounds):
+    def work(cluster: Cluster) -> int:
+        model, refused = net(0), 0
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        for number, step in enumerate(batches(6, WORKERS)):
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            if (cluster.rank, number) == (2, 3):
+                model[0].weight.grad.fill_(torch.nan)
+                with pytest.raises(Exception, match="NaN or infinity"):
+                    optimizer.step()
+                refused += 1
+                loss_of(model, step[cluster.rank]).backward()
+                model[0].weight.grad.zero_()
+            optimizer.step()
+        return refused
+
+    assert trained([0] * WORKERS, work) == [0, 0, 1, 0]
+    assert len(rounds) == 6
+
+
+def test_a_step_that_one_worker_skips_is_the_mean_of_the_others(rounds):
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        model = net(0)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, nonfinite="skip")
+        for number, step in enumerate(batches(6, WORKERS)):
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            if number == 2 and cluster.rank in (0, 2):
+                model[0].weight.grad.fill_(torch.nan)
+            if number == 4:
+                model[0].weight.grad.fill_(torch.inf)
+            optimizer.step()
+        return values(model)
+
+    assert_same_bits(work, rounds)
+
+
+def test_a_sum_that_overflows_is_not_pushed_for_the_host(rounds):
+    def work(cluster: Cluster) -> bool:
+        weight = nn.Parameter(torch.zeros(4))
+        optimizer = cluster.optimizer(torch.optim.SGD, [weight], lr=1e-38)
+        weight.grad = torch.full((4,), 3e38)
+        optimizer.step()
+        return bool(torch.isfinite(weight).all())
+
+    assert trained([0, 0], work, consistency=Consistency(Mode.ASYNC), shards=1) == [True, True]
+    assert not rounds
+
+
+def test_a_worker_without_shared_memory_says_so_once_and_pushes_by_itself(rounds, caplog, monkeypatch):
+    create = SharedMemory.create
+
+    def full(*arguments: Any, **options: Any) -> SharedMemory:
+        if threading.current_thread().name.endswith("_1"):
+            raise OSError(errno.ENOSPC, "no space left")
+        return create(*arguments, **options)
+
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        threading.current_thread().name = f"worker_{cluster.rank}"
+        return training()(cluster)
+
+    monkeypatch.setattr(SharedMemory, "create", full)
+    found = trained([0] * WORKERS, work, transport="bulk")
+    assert {tuple(sorted(made)) for made in rounds} == {(0, 2, 3)}
+    assert_close(found[1], trained([None] * WORKERS, training(), transport="bulk")[1])
+    said = [each.getMessage() for each in caplog.records if "no shared memory for the gradients" in each.getMessage()]
+    assert len(said) == 1
+
+
+def test_where_nothing_can_be_lent_every_worker_pushes_by_itself_and_the_log_says_so(rounds, caplog, monkeypatch):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(LentParameters, "__init__", full)
+    found = trained([0] * WORKERS, training())
+    assert not rounds
+    assert_bitwise(found[0], trained([None] * WORKERS, training())[0])
+    assert any("no shared memory for parameters" in each.getMessage() for each in caplog.records)
+
+
+def test_a_worker_with_another_wire_format_is_told_and_pushes_by_itself(rounds, caplog):
+    def work(cluster: Cluster) -> None:
+        arguments = {"wire": "bf16"} if cluster.rank == 2 else {}
+        training(arguments=arguments)(cluster)
+
+    trained([0] * WORKERS, work, transport="bulk")
+    assert all(2 not in made for made in rounds) or all(made[0] == 2 for made in rounds)
+    assert any("do not push alike" in each.getMessage() for each in caplog.records)
+
+
+def test_options_that_differ_in_a_host_are_told(rounds, caplog):
+    def work(cluster: Cluster) -> None:
+        model = net(0)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        for step in batches(3, WORKERS):
+            optimizer.param_groups[0]["lr"] = 0.2 if cluster.rank == 3 else 0.3
+            loss_of(model, step[cluster.rank]).backward()
+            optimizer.step()
+
+    with caplog.at_level(logging.WARNING):
+        trained([0] * WORKERS, work)
+    assert rounds
+    assert any("made with the options of" in each.getMessage() for each in caplog.records)
+
+
+def test_values_that_all_workers_set_count_in_a_host(rounds):
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        model = net(0)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        for number, step in enumerate(batches(6, WORKERS)):
+            if number == 3:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(0.5)
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            optimizer.step()
+        return values(model)
+
+    by_themselves, together = (trained([host] * WORKERS, work) for host in (None, 0))
+    assert rounds
+    for found in together:
+        assert_close(found, by_themselves[0])
+
+
+def test_models_are_stepped_in_turn_each_with_its_own_rounds(rounds):
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        models = [net(0), net(1)]
+        made = [cluster.optimizer(torch.optim.Adam, model, lr=0.01) for model in models]
+        for step in batches(6, WORKERS):
+            for model, optimizer in zip(models, made, strict=True):
+                optimizer.zero_grad()
+                loss_of(model, step[cluster.rank]).backward()
+                optimizer.step()
+        return [*values(models[0]), *values(models[1])]
+
+    assert_same_bits(work, rounds)
+    assert len(rounds) == 12
+
+
+def test_a_worker_leaves_and_another_leads_and_one_that_joins_is_taken(rounds):
+    with running_job(1, 0, consistency=SYNC, least_workers=1) as job:
+        go = [threading.Event() for _ in range(3)]
+
+        def work(cluster: Cluster, steps: int, ready: threading.Event | None = None) -> None:
+            model = net(0)
+            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+            for number in range(steps):
+                if number == 3 and ready is not None:
+                    ready.set()
+                optimizer.zero_grad()
+                loss_of(model, batches(1)[0][0]).backward()
+                optimizer.step()
+
+        def one(rank: int, steps: int, after: threading.Event | None) -> None:
+            if after is not None:
+                assert after.wait(60)
+            with job.cluster(rank=rank, host=0) as cluster:
+                work(cluster, steps, go[rank])
+
+        with ThreadPoolExecutor(3) as pool:
+            futures = [pool.submit(one, 0, 60, None), pool.submit(one, 1, 400, go[0]), pool.submit(one, 2, 100, go[1])]
+            for future in futures:
+                future.result(100)
+    assert {made[0] for made in rounds} >= {0}
+    assert any(len(made) > 1 and made[0] != 0 for made in rounds)
+
+
+def test_the_mode_may_change_while_hosts_train(rounds):
+    def work(cluster: Cluster) -> None:
+        model = net(0)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        for number in range(30):
+            if cluster.rank == 0 and number in (8, 16, 24):
+                cluster.set_mode({8: "async", 16: "ssp", 24: "sync"}[number])
+            optimizer.zero_grad()
+            loss_of(model, batches(1)[0][0]).backward()
+            optimizer.step()
+            if number > 16:
+                cluster.gather_values(number)
+
+    trained([0, 0, 0], work, shards=1)
+    assert rounds
+
+
+def test_nothing_is_left_of_a_host_when_its_workers_have_left(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    trained([0, 0], training(), shards=1)
+    (above,) = tmp_path.glob("torch-ps-hosts-*")
+    wait_until(lambda: not list(above.iterdir()))
+    assert not [each for each in threading.enumerate() if each.name == "ps-host-leader"]
