@@ -116,7 +116,9 @@ def _decoder(sources: Sequence[Source], wanted: Mapping[str, ColumnSpec] | None)
     schemas = [source.schema for source in sources if source.schema is not None]
     if not schemas:
         raise ConfigError("the files have no rows", actual=f"{len(sources)} files", remedy="look at what wrote them")
-    wanted = wanted if wanted is not None else columns_of(schemas[0].names) or {}
+    if wanted is None:
+        first = next(source for source in sources if source.schema is not None)
+        wanted = columns_of(name for name in first.schema.names if name not in first.partitions) or {}
     names = [name for entry in wanted.values() for name in entry.names]
 
     def known(schema: Any) -> int:

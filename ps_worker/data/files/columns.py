@@ -283,7 +283,7 @@ class Decoder:
         kind = array.type
         if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
             flat = self._flat(entry, array, place)
-            return torch.from_numpy(flat if order is None else flat[order.numpy()])
+            return _tensor(flat) if order is None else torch.from_numpy(flat[order.numpy()])
         within = RowPlace(f"{place.text}, in a list", -1)
         if array.null_count:
             # A list that is not given is an empty one.
@@ -299,8 +299,8 @@ class Decoder:
         if types.is_fixed_size_list(kind):
             if array.null_count:
                 raise _null(array, place)
-            return torch.from_numpy(self._flat(entry, array.flatten(), within)).view(len(array), kind.list_size)
-        values = torch.from_numpy(self._flat(entry, array.flatten(), within))
+            return _tensor(self._flat(entry, array.flatten(), within)).view(len(array), kind.list_size)
+        values = _tensor(self._flat(entry, array.flatten(), within))
         offsets = array.offsets.to_numpy(zero_copy_only=False)[: len(array)].astype(np.int64)
         return Ragged(values, torch.from_numpy(offsets - offsets[0] if len(offsets) else offsets))
 
@@ -325,7 +325,7 @@ class Decoder:
             raise DamagedData(f"{place.text}: strings where numbers are due", actual=str(error)[:200]) from error
 
     def _flat(self, entry: ColumnSpec, array: Any, place: RowPlace) -> Array:
-        """Values without lists: int64, or of the dtype of ``entry``."""
+        """Values without lists: int64, or of the dtype of ``entry``; perhaps memory of Arrow, which is read only."""
         types = self._arrow.types
         if entry.kind == HASHED:
             return self._hashes(entry, array, place)
@@ -341,12 +341,10 @@ class Decoder:
             array = array.cast(self._arrow.float64())
         elif types.is_temporal(array.type):
             array = array.cast(self._arrow.int32() if array.type.bit_width == 32 else self._arrow.int64())
-        values = array.to_numpy(zero_copy_only=False)
+        values: Array = array.to_numpy(zero_copy_only=False)
         if entry.kind == IDS:
-            if values.dtype == np.uint64:
-                return np.array(values.view(np.int64))
-            return np.array(values, np.int64)
-        return np.array(values, _NUMPY[entry.dtype])
+            return values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64, copy=False)
+        return values.astype(_NUMPY[entry.dtype], copy=False)
 
     def _hashes(self, entry: ColumnSpec, array: Any, place: RowPlace) -> Array:
         from ps_worker.data.files.xxh64 import xxh64
@@ -383,6 +381,11 @@ _NUMPY: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
 }
+
+
+def _tensor(array: Array) -> Tensor:
+    """``array``, which others may own, as a tensor with memory of its own."""
+    return torch.from_numpy(array if array.flags.writeable and array.flags.owndata else array.copy())
 
 
 def _null(array: Any, place: RowPlace) -> DamagedData:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 from urllib.parse import unquote
 
@@ -108,7 +109,7 @@ def found(paths: Paths) -> list[Path]:
         if "://" in text:
             raise ConfigError(f"'{text}' is not a path", expected="files of a file system", remedy="mount the store")
         for path in _matches(text):
-            files[str(path.absolute())] = path
+            files[str(path.absolute())] = path.absolute()
     if not files:
         raise ConfigError(
             "no file matches", expected="at least one file", actual=", ".join(map(str, given))[:400] or "no path"
@@ -266,9 +267,12 @@ def _format_of(path: Path, given: str | None) -> str:
 
 def _stat(path: Path) -> os.stat_result:
     try:
-        return path.stat()
+        found = path.stat()
     except OSError as error:
         raise DamagedData(f"{path} cannot be read: {error.strerror}") from error
+    if not S_ISREG(found.st_mode):
+        raise DamagedData(f"{path} is no regular file", expected="a file that can be read again")
+    return found
 
 
 def _read(path: Path, begin: int, size: int) -> bytes:
@@ -280,17 +284,19 @@ def _read(path: Path, begin: int, size: int) -> bytes:
         raise DamagedData(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _partitions(path: Path) -> dict[str, str | None]:
+def _partitions(path: Path, schema: Any) -> dict[str, str | None]:
+    """Columns that the names of folders give, without those that are in the file."""
     named = [part.partition("=") for part in path.absolute().parent.parts]
     return {
-        unquote(key): None if value == _NULL_PARTITION else unquote(value) for key, sign, value in named if sign and key
+        unquote(key): None if value == _NULL_PARTITION else unquote(value)
+        for key, sign, value in named
+        if sign and key and unquote(key) not in schema.names
     }
 
 
 def _with_partitions(arrow: Any, schema: Any, partitions: Mapping[str, str | None]) -> Any:
     for name, value in partitions.items():
-        if name not in schema.names:
-            schema = schema.append(arrow.field(name, partition_type(arrow, value)))
+        schema = schema.append(arrow.field(name, partition_type(arrow, value)))
     return schema
 
 
@@ -319,7 +325,7 @@ def _parquet(path: Path, base: Path) -> Source:
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     except (OSError, arrow.ArrowException) as error:
         raise DamagedData(f"{path}: the footer cannot be read: {error}") from error
-    partitions = _partitions(path)
+    partitions = _partitions(path, schema)
     return Source(
         path,
         name,
@@ -351,8 +357,7 @@ def _text(path: Path, base: Path, delimiter: str | None, header: tuple[str, ...]
         )
     form = TextForm(delimiter or ("\t" if kind in _TABS else ","), header, codec, quoted_lines)
     checksum = xxhash.xxh64(_read(path, 0, _SUMMED_BYTES) + _read(path, max(0, stat.st_size - _SUMMED_BYTES), -1))
-    partitions = _partitions(path)
-    source = Source(path, _name(path, base), stat.st_size, stat.st_mtime_ns, checksum.hexdigest(), (), partitions, form)
+    source = Source(path, _name(path, base), stat.st_size, stat.st_mtime_ns, checksum.hexdigest(), text=form)
     if not stat.st_size:
         return source
     try:
@@ -368,8 +373,10 @@ def _text(path: Path, base: Path, delimiter: str | None, header: tuple[str, ...]
         schema = csv.read_csv(arrow.BufferReader(whole), **options).schema
     except (OSError, arrow.ArrowException) as error:
         raise DamagedData(f"{path} cannot be read as text: {error}") from error
+    partitions = _partitions(path, schema)
     return replace(
         source,
+        partitions=partitions,
         groups=((None, MOST_ROWS_OF_TEXT),),
         guess=max(1, head.count(b"\n")) * stat.st_size // max(1, read_bytes),
         schema=_with_partitions(arrow, schema, partitions),

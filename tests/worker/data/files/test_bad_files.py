@@ -86,6 +86,12 @@ def test_an_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
         files.read(tmp_path, batch_size=16)
 
 
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.parquet")
+    with pytest.raises(DamagedData, match="no regular file"):
+        files.read(tmp_path, batch_size=16)
+
+
 def test_only_bad_files_are_refused_also_where_they_may_be_left_out(tmp_path: Path) -> None:
     folder(tmp_path, [20])
     truncated(tmp_path / "000.parquet")

@@ -146,6 +146,41 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     assert batch["country"].tolist()[0] != 7
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_column_in_the_file_comes_before_the_name_of_its_folder(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "id=7/kind=a").mkdir(parents=True)
+    if kind == "parquet":
+        parquet(tmp_path / "id=7/kind=a/a.parquet", [1, 2])
+    else:
+        (tmp_path / "id=7/kind=a/a.csv").write_text("id,x\n1,0.5\n2,1\n")
+    (batch,) = files.read(tmp_path, batch_size=4, shuffle=False)
+    assert list(batch) == ["id", "x"]
+    assert batch["id"].tolist() == [1, 2]
+
+
+def test_relative_paths_are_those_of_the_call(tmp_path: Path, monkeypatch) -> None:
+    folder(tmp_path / "data", [10])
+    monkeypatch.chdir(tmp_path)
+    batches = files.read("data", batch_size=4)
+    monkeypatch.chdir("/")
+    assert sorted(ids_of(batches)) == list(range(10))
+
+
+def test_batches_are_what_the_transform_makes_of_them(tmp_path: Path) -> None:
+    folder(tmp_path, [10])
+    batches = files.read(tmp_path, batch_size=4, shuffle=False, transform=lambda batch: batch["id"] * 2)
+    assert torch.cat(list(batches)).tolist() == list(range(0, 20, 2))
+
+
+def test_batches_may_be_written_to(tmp_path: Path) -> None:
+    folder(tmp_path, [10])
+    for shuffle in (True, False):
+        for batch in files.read(tmp_path, batch_size=4, shuffle=shuffle):
+            batch["x"].mul_(2)
+            batch["id"].add_(1)
+        assert sorted(ids_of(files.read(tmp_path, batch_size=4))) == list(range(10))
+
+
 @pytest.mark.parametrize(
     ("paths", "says"),
     [
