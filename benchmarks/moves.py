@@ -86,7 +86,7 @@ def main(
 ) -> None:
     """Steps of one worker while a third shard is added to two, and while the first is drained.
 
-    Before, it trains until durable shards have overwritten their logs once.
+    Before, it trains until the logs of durable shards have their size.
     """
     found: dict[str, Any] = {"machine": report.machine(), "bytes": nbytes, "rows": table_rows}
     with tempfile.TemporaryDirectory(prefix="ps-moves-", dir=folder) as root:
@@ -95,7 +95,7 @@ def main(
                 name = f"{transport}, {kind}, {f'{table_rows} rows' if table_rows else optimizer}"
                 with trained(Path(root), kind, transport, nbytes, tensors, optimizer, table_rows) as job:
                     if _STORAGE[kind] and not table_rows:
-                        job.steps(math.ceil(3 * _LOG_BYTES / nbytes))
+                        job.steps(math.ceil(8 * _LOG_BYTES / nbytes))
                     found[name] = moved(job, name, batch_mb * MB)
                     if _STORAGE[kind]:
                         found[f"{name}, disk"] = beside_it(job, Path(root), found[name]["added"])
