@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ps_protocol.errors import ConfigError, InternalError
+from ps_protocol.text import whole_number
 
 #: Every point there is: in the order a push passes them, then in the order a move of slices does, and a release.
 POINTS = (
@@ -46,7 +47,7 @@ class Failpoints:
         for part in filter(None, text.split(",")):
             point, _, rest = part.partition("=")
             action, _, count = rest.partition("@")
-            if point not in POINTS or action not in _ACTIONS or not count.isdecimal() or int(count) < 1:
+            if point not in POINTS or action not in _ACTIONS or not whole_number(count):
                 raise ConfigError(
                     f"{ENVIRONMENT} holds no failpoint",
                     expected=f"point=action@count of {', '.join(POINTS)} and {', '.join(_ACTIONS)}",

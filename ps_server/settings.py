@@ -51,7 +51,7 @@ class ByteSize(click.ParamType[int, int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """As in click."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", str(value), re.IGNORECASE)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", str(value), re.IGNORECASE | re.ASCII)
         size = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
         if size < 1:
             self.fail(f"{value!r} is not a size, such as 512MB or 4GB.", param, ctx)

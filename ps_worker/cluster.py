@@ -512,7 +512,7 @@ class Cluster:
                 the learning rate by the staleness.
 
         Raises:
-            ConfigError: Unknown mode or policy.
+            ConfigError: Unknown mode or policy, or a value that has no effect in the mode.
             InvalidRequest: The numbers do not fit the job.
             NotReady: A shard stays missing, or a checkpoint or a move takes too long; the mode is as before.
         """

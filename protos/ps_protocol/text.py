@@ -1,6 +1,11 @@
-"""Decides how text from outside is shown: no character of it moves a cursor, forges a line of a log, or hides."""
+"""Decides how text from outside is shown, so that no character of it moves a cursor, forges a line of a log, or hides;
+and what of it is a number.
+"""
 
 from __future__ import annotations
+
+_MOST_DIGITS = 18
+"""A number of so many fits into 64 bits."""
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -12,6 +17,11 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in keep else _escape(each) for each in text)
+
+
+def whole_number(text: str) -> int | None:
+    """The number from 0 that ``text`` is, in 1 to 18 ASCII digits and nothing else; None: it is no such number."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def _escape(character: str) -> str:

@@ -14,6 +14,7 @@ from ps_protocol.metrics.definition import Catalogue, Read, Sample
 from ps_protocol.metrics.server import MetricsServer, Targets
 from ps_protocol.security.security import OFF as NO_SECURITY
 from ps_protocol.security.security import Security
+from ps_protocol.text import whole_number
 from ps_server.limits import LimitCounts
 from ps_server.settings import PortOption
 
@@ -62,8 +63,8 @@ def parse_port(text: str) -> int | None:
     """The port of --metrics-port; None for "off". Raises ConfigError."""
     if text == OFF:
         return None
-    if text.isascii() and text.isdigit() and int(text) < 1 << 16:
-        return int(text)
+    if (port := whole_number(text)) is not None and port < 1 << 16:
+        return port
     raise ConfigError(
         "--metrics-port is no port",
         expected=f"a number from 0 to 65535, or {OFF}",

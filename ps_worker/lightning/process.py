@@ -15,6 +15,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import CPUAccelerator as TrainerCpuAccelerator
 
 from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_protocol.text import whole_number
 from ps_worker.cluster import Cluster
 from ps_worker.connection import connect
 
@@ -200,9 +201,9 @@ _failure: BaseException | None = None
 
 def _guess_rank() -> None:
     """Set the rank of Lightning's ``rank_zero_only`` from the environment, before the process has joined."""
-    rank = os.environ.get(_RANK_VARIABLE, "")
-    if rank.isdecimal():
-        _set_rank(int(rank))
+    rank = whole_number(os.environ.get(_RANK_VARIABLE, ""))
+    if rank is not None:
+        _set_rank(rank)
 
 
 def _set_rank(rank: int) -> None:

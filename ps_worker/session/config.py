@@ -17,6 +17,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
+from ps_protocol.text import whole_number
 from ps_worker.times import TERMINATION_SECONDS
 
 _REMEDY = "start the script with torchrun, which sets RANK and WORLD_SIZE, or set PS_RANK, which wins, or unset both"
@@ -42,16 +43,16 @@ def is_one_of_several(environ: Mapping[str, str]) -> bool:
 def with_host(address: str, environ: Mapping[str, str]) -> str:
     """``address``; one that is a port alone, as ":7000", gets the host ``MASTER_ADDR``."""
     host = environ.get("MASTER_ADDR", "")
-    if not address.startswith(":") or not address[1:].isdecimal() or not host:
+    if not address.startswith(":") or whole_number(address[1:]) is None or not host:
         return address
     return f"[{host}]{address}" if ":" in host else f"{host}{address}"
 
 
 def _count(name: str, environ: Mapping[str, str]) -> int:
     text = environ[name]
-    if not (text.isdecimal() and text.isascii()):
+    if (count := whole_number(text)) is None:
         raise ConfigError(f"{name} is not a whole number from 0", actual=repr(text), remedy=_REMEDY)
-    return int(text)
+    return count
 
 
 T = TypeVar("T")

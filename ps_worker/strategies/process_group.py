@@ -17,6 +17,7 @@ from ps_protocol import times
 from ps_protocol.cluster.replicas import STORE_VARIABLE
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError, ModelMismatch, Unavailable
+from ps_protocol.text import whole_number
 
 COMMUNICATIONS = ("auto", "gloo", "nccl")
 
@@ -75,13 +76,13 @@ def _count(name: str, environ: Mapping[str, str], default: int = 0) -> int:
     text = environ.get(name, "")
     if not text:
         return default
-    if not text.isdecimal():
+    if (count := whole_number(text)) is None:
         raise ConfigError(
             f"{name} is not a whole number from 0",
             actual=repr(text),
             remedy="start the script with ps-run --strategy or torchrun, which set it",
         )
-    return int(text)
+    return count
 
 
 def _of_tf_config(tf: TfConfig) -> Placement:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+from typing import Any
+
+from ps_protocol.model.spec import WORKERS, Consistency, Mode, StalePolicy
 from ps_server.consistency import Position, PushDecision, PushInfo, Tracker, WorkerKey
 
 ASYNC = Consistency(Mode.ASYNC)
@@ -17,8 +19,9 @@ def backup(workers: int, grace_seconds: float = 0.0) -> Consistency:
     return Consistency(Mode.SYNC, backup=workers, grace_seconds=grace_seconds)
 
 
-def stale(policy: StalePolicy, threshold: int | str) -> Consistency:
-    return Consistency.of("async", stale_policy=policy.value, stale_threshold=threshold)
+def stale(policy: StalePolicy, threshold: Any) -> Consistency:
+    by_workers = threshold == WORKERS
+    return Consistency(stale_policy=policy, stale_threshold=0 if by_workers else threshold, stale_by_workers=by_workers)
 
 
 def at(clock: int, phase: int = 0) -> Position:

@@ -70,7 +70,7 @@ def late_push(job: Job, steps: int = 4, *, adopt: bool = False, **options: Any) 
 )
 def test_the_rule_of_a_model_is_over_that_of_the_mode(of_job, of_model, change, outcome):
     policy, _, threshold = of_job.partition(":")
-    mode = Consistency.of("async", stale_policy=policy, stale_threshold=int(threshold or 0))
+    mode = Consistency.of("async", stale_policy=policy, stale_threshold=int(threshold) if threshold else None)
     with running_job(2, 0, consistency=mode) as job:
         assert late_push(job, stale=of_model) == (change, outcome)
         assert job.client.get_status().stale_rules == (

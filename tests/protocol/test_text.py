@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.text import printable
+from ps_protocol.text import printable, whole_number
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert import cluster as convert
 from ps_protocol.wire.convert.errors import from_detail, to_detail
@@ -59,3 +59,15 @@ def test_an_error_of_another_process_keeps_its_lines_and_nothing_else():
     detail = to_detail(InvalidRequest("two\nlines\x1b", variable="w\r", remedy="r\x07"))
     error = from_detail(detail)
     assert (error.message, error.variable, error.remedy) == ("two\nlines\\x1b", "w\\r", "r\\x07")
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("007", 7), ("9" * 18, 10**18 - 1)])
+def test_a_whole_number_is_a_few_ascii_digits(text: str, number: int) -> None:
+    assert whole_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", " 4", "4 ", "+4", "-4", "4_0", "4.0", "٤", "²", "４", "9" * 19, "1" * 5000, "4\n"]
+)
+def test_nothing_else_is_a_whole_number(text: str) -> None:
+    assert whole_number(text) is None

@@ -217,7 +217,7 @@ class AdminClient:
             The mode in force.
 
         Raises:
-            ConfigError: Unknown mode or policy.
+            ConfigError: Unknown mode or policy, or a value that has no effect in the mode.
             InvalidRequest: The numbers do not fit the job.
             NotReady: A shard is missing, or a checkpoint or a move takes more than a minute; the mode is as before.
         """

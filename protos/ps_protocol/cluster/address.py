@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.text import whole_number
 
 #: Names, IPv4 addresses, and IPv6 ones with a zone.
 _HOST = re.compile(r"[\w.%-]+|[0-9a-fA-F:.]+(%[\w.-]+)?")
@@ -29,7 +30,7 @@ def split_address(text: str, whose: str = "the coordinator", setting: str = "--c
     host, colon, port = text.rpartition(":")
     if not colon:
         raise refused("it has no port", f"write {text + ':7000'!r}, or whichever port it listens on,")
-    if not port.isdecimal() or not port.isascii() or not 0 < int(port) <= 65535:
+    if not 0 < (whole_number(port) or 0) <= 65535:
         raise refused("its port is no number from 1 to 65535", f"correct {port!r}")
     bracketed = host.startswith("[") and host.endswith("]")
     bare = host[1:-1] if bracketed else host

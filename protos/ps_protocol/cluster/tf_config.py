@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.text import whole_number
 
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
@@ -101,7 +102,7 @@ def _addresses(kind: str, listed: object) -> tuple[str, ...]:
         raise _error(f"cluster.{kind} is not a list", expected='["host:port", …]', actual=json.dumps(listed)[:200])
     for address in listed:
         host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-        if not host or not port.isdigit() or int(port) > 65535:
+        if not host or (number := whole_number(port)) is None or number > 65535:
             raise _error(
                 f"an address of cluster.{kind} is not host:port", expected="host:port", actual=json.dumps(address)
             )
@@ -122,8 +123,8 @@ def _task(cluster: Mapping[str, tuple[str, ...]], kind: object, index: object) -
     if not isinstance(kind, str) or kind not in TASK_TYPES:
         raise _error("TF_CONFIG's task.type is unknown", expected=", ".join(TASK_TYPES), actual=json.dumps(kind))
     # TensorFlow takes "0" for 0 as well.
-    if isinstance(index, str) and index.isdecimal():
-        index = int(index)
+    if isinstance(index, str) and (number := whole_number(index)) is not None:
+        index = number
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         raise _error("TF_CONFIG's task.index is not a number from 0", expected="0, 1, …", actual=json.dumps(index))
     if kind not in cluster and kind != "evaluator":

@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError
 from ps_protocol.model.tables import TableSpec
+from ps_protocol.text import whole_number
 
 E = TypeVar("E", bound=enum.Enum)
 
@@ -169,7 +170,8 @@ class StaleRule:
     def of(cls, policy: str, threshold: int | str | None = None) -> Self:
         """From a name and a number, or "workers", as users write them; None: "workers".
 
-        Raises ConfigError for an unknown name, and InvalidRequest for a number out of range.
+        Raises ConfigError for an unknown name, and for a number with "accept", which has no threshold; InvalidRequest
+        for a number out of range.
         """
         chosen = choice(StalePolicy, policy, "stale_policy")
         if isinstance(threshold, str) and threshold != WORKERS:
@@ -178,6 +180,13 @@ class StaleRule:
         if not isinstance(threshold, str | None) and not (known and 0 <= threshold <= _MOST_STALE):
             raise InvalidRequest("stale_threshold is out of range", expected=_THRESHOLDS, actual=repr(threshold)[:80])
         if chosen is StalePolicy.ACCEPT:
+            if known:
+                raise ConfigError(
+                    "stale_threshold has no effect where every push is accepted",
+                    expected="stale_policy='reject' or 'scale' with it",
+                    actual=f"stale_policy='accept', stale_threshold={threshold}",
+                    remedy="give a stale_policy, or leave stale_threshold out",
+                )
             return cls()
         return cls(chosen, by_workers=True) if isinstance(threshold, str | None) else cls(chosen, threshold)
 
@@ -191,7 +200,11 @@ class StaleRule:
         try:
             if colon and policy == StalePolicy.ACCEPT.value:
                 raise ValueError("accept has no threshold")
-            return cls.of(policy, int(threshold) if colon and threshold != WORKERS else None)
+            if not colon or threshold == WORKERS:
+                return cls.of(policy)
+            if (number := whole_number(threshold)) is None:
+                raise ValueError("no number")
+            return cls.of(policy, number)
         except (PsError, ValueError):
             raise ConfigError(
                 "unknown rule for stale gradients",
@@ -329,7 +342,8 @@ class Consistency:
     ) -> Self:
         """From names, as users write them; ``staleness`` None: the default of the mode; see ``StaleRule.of``.
 
-        Raises ConfigError for an unknown name, InvalidRequest for a negative number.
+        Raises ConfigError for an unknown name, and for what has no effect in the mode; InvalidRequest for a negative
+        number.
         """
         chosen, stale = choice(Mode, mode, "mode"), StaleRule.of(stale_policy, stale_threshold)
         bound = chosen.default_staleness if staleness is None else staleness
@@ -337,6 +351,19 @@ class Consistency:
         for name, value in counts.items():
             if not value >= 0:
                 raise InvalidRequest(f"{name} of a mode is negative", expected="a number from 0", actual=f"{value:g}")
+        for name, given, has_effect in (
+            ("staleness", staleness, chosen.takes_staleness),
+            ("backup", backup, chosen.collects),
+            ("grace_seconds", grace_seconds, backup > 0),
+            ("stale_policy", stale.policy is not StalePolicy.ACCEPT and stale.policy.value, not chosen.collects),
+        ):
+            if given and not has_effect:
+                raise ConfigError(
+                    f"{name} has no effect in mode '{chosen.value}'"
+                    + (" without backup" if chosen.collects and name == "grace_seconds" else ""),
+                    actual=f"{name}={given!r}",
+                    remedy=f"leave {name} out",
+                )
         return cls(chosen, bound, backup, grace_seconds=grace_seconds).with_rule(stale)
 
     @property

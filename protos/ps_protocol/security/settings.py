@@ -10,6 +10,7 @@ from typing import Any
 
 from ps_protocol.cluster.job import DEFAULT_JOB, job_name
 from ps_protocol.errors import ConfigError
+from ps_protocol.text import whole_number
 
 
 class BulkSecurity(enum.Enum):
@@ -108,9 +109,9 @@ def _switch(variable: str, text: str) -> bool:
 
 
 def _uid(variable: str, text: str) -> int:
-    if not (text.isdecimal() and text.isascii()):
+    if (number := whole_number(text)) is None:
         raise ConfigError(f"{variable} is not a user's number", actual=repr(text), remedy=f"correct {variable}")
-    return int(text)
+    return number
 
 
 def _bulk(variable: str, text: str) -> BulkSecurity:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.text import whole_number
 from ps_protocol.tracing.trace_file import FileTracer
 from ps_protocol.tracing.tracer import Tracer
 
@@ -30,13 +31,13 @@ def make_tracer(environ: Mapping[str, str], process: str) -> Tracer | None:
 def limit_bytes(environ: Mapping[str, str]) -> int:
     """The limit of one trace file. Raises ConfigError."""
     text = environ.get(LIMIT_VARIABLE) or str(LIMIT_MB)
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
+    if not (limit := whole_number(text)):
         raise ConfigError(
             f"{LIMIT_VARIABLE} is not a whole number from 1",
             actual=repr(text),
             remedy=f"correct {LIMIT_VARIABLE}, or leave it out for {LIMIT_MB}",
         )
-    return int(text) << 20
+    return limit << 20
 
 
 def _opentelemetry() -> Tracer:

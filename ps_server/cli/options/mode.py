@@ -9,6 +9,7 @@ import click
 
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import DEFAULT_STALENESS, WORKERS, Consistency, Mode, StalePolicy, StaleRule
+from ps_protocol.text import whole_number
 from ps_server.settings import Finite, setting
 
 MODES = click.Choice([mode.value for mode in Mode])
@@ -21,12 +22,14 @@ class Threshold(click.ParamType[Any, Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         """As in click."""
+        threshold = value if value == WORKERS else whole_number(str(value))
         try:
-            threshold = value if value == WORKERS else int(value)
-            StaleRule.of(StalePolicy.SCALE.value, threshold)
-        except (ValueError, PsError):
-            self.fail(f"{value!r} is neither a number from 0 nor '{WORKERS}'.", param, ctx)
-        return threshold
+            if threshold is not None:
+                StaleRule.of(StalePolicy.SCALE.value, threshold)
+                return threshold
+        except PsError:
+            pass
+        return self.fail(f"{value!r} is neither a number from 0 nor '{WORKERS}'.", param, ctx)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ def test_ssp_without_a_bound_has_the_default_one() -> None:
         (["--stale-threshold", "3"], "needs --stale-policy"),
         (["--stale-policy", "scale", "--stale-threshold", "-1"], "neither a number from 0 nor 'workers'"),
         (["--stale-policy", "scale", "--stale-threshold", "many"], "neither a number from 0 nor 'workers'"),
+        (["--stale-policy", "scale", "--stale-threshold", "٤"], "neither a number from 0 nor 'workers'"),
         (["--stale-policy", "scale", "--stale-threshold", "2.5"], "neither a number from 0 nor 'workers'"),
     ],
 )

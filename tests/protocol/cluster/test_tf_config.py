@@ -60,6 +60,7 @@ REFUSED = {
     "addresses not a list": (text({**CLUSTER, "ps": "p:1"}), "cluster.ps is not a list"),
     "address not text": (text({**CLUSTER, "ps": [7]}), "cluster.ps is not host:port"),
     "address without port": (text({**CLUSTER, "ps": ["p"]}), "cluster.ps is not host:port"),
+    "address with a port of other digits": (text({**CLUSTER, "ps": ["p:²"]}), "cluster.ps is not host:port"),
     "address with a port too high": (text({**CLUSTER, "ps": ["p:70000"]}), "cluster.ps is not host:port"),
     "no ps": (text({"worker": ["w:1"]}, index=0), "no ps"),
     "empty ps": (text({"ps": [], "worker": ["w:1"]}, index=0), "no ps"),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.text import whole_number
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.messages import Ready
 
@@ -77,9 +78,9 @@ def _is_ipv6(text: str) -> bool:
 
 
 def _slots(text: str, where: str) -> int:
-    if not (text.isdecimal() and text.isascii()) or int(text) > _MOST_SLOTS:
+    if (slots := whole_number(text)) is None or slots > _MOST_SLOTS:
         raise _refused(f"'{text}' is not a number of slots", where, f"0 to {_MOST_SLOTS}")
-    return int(text)
+    return slots
 
 
 def _merged(entries: Iterable[HostEntry], where: str) -> tuple[HostEntry, ...]:

@@ -20,6 +20,7 @@ from ps_protocol.security.binding import is_loopback
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import VARIABLES, SecuritySettings
+from ps_protocol.text import whole_number
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.job import check_listening
 from ps_server.cli.launcher.programs import ASKS_FOR_LOST, Programs, security_environment
@@ -173,9 +174,8 @@ def own_address(task: SlurmTask) -> str:
 
 def threads(task: SlurmTask, environ: Mapping[str, str]) -> int:
     """Of each worker: --cpus-per-task, else its part of the cores that this task may use."""
-    asked = environ.get("SLURM_CPUS_PER_TASK", "")
-    if asked.isdecimal() and int(asked):
-        return int(asked)
+    if asked := whole_number(environ.get("SLURM_CPUS_PER_TASK", "")):
+        return asked
     beside = -(-task.tasks // max(1, len(set(task.nodes))))
     return max(1, len(os.sched_getaffinity(0)) // beside)
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.text import whole_number
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 
 _MOST_NODES = 100_000
 
 _PARTS = re.compile(r"([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)(?:,|$)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
 def expand(text: str) -> list[str]:
@@ -166,6 +167,6 @@ def _text(name: str, environ: Mapping[str, str]) -> str:
 
 def _number(name: str, environ: Mapping[str, str]) -> int:
     text = _text(name, environ)
-    if not (text.isdecimal() and text.isascii()):
+    if (number := whole_number(text)) is None:
         raise ConfigError(f"{name} is no number", actual=repr(text), remedy="start ps-run --slurm with srun")
-    return int(text)
+    return number
