@@ -28,6 +28,7 @@ from ps_worker.ray.plan import (
     RayPlan,
     ServerKind,
     ServerName,
+    pushing_per_host,
     uses_loopback,
     worker_environment,
 )
@@ -65,6 +66,7 @@ class RayCluster:
         start_timeout_seconds: float = 120.0,
         connect_timeout_seconds: float | None = None,
         reconnect_timeout_seconds: float | None = None,
+        per_host: bool | None = None,
     ) -> None:
         """Check the settings. Nothing is started before the ``with`` block.
 
@@ -91,6 +93,8 @@ class RayCluster:
                 the environment of the actors, else 600.
             reconnect_timeout_seconds: How long workers wait for a server that went away. None: ``PS_RECONNECT_TIMEOUT``
                 there, else 600.
+            per_host: Let the workers of one machine push together: one of them sends the mean of their gradients, and
+                receives the parameters for all. None: where the Ray cluster has several machines.
 
         Raises:
             ConfigError: A setting is wrong.
@@ -114,6 +118,7 @@ class RayCluster:
             security=security or SecuritySettings(),
             connect_timeout_seconds=connect_timeout_seconds,
             reconnect_timeout_seconds=reconnect_timeout_seconds,
+            per_host=per_host,
         )
         self._timeout_seconds = start_timeout_seconds
         #: The workers of one rank come one after the other, also those of several runs.
@@ -128,8 +133,9 @@ class RayCluster:
             raise ConfigError(
                 "this script is not connected to a Ray cluster", remedy="call ray.init() before RayCluster()"
             )
-        plan = self._plan
-        host = LOOPBACK if uses_loopback(plan.security, node_addresses()) else ""
+        addresses = node_addresses()
+        plan = self._plan = pushing_per_host(self._plan, addresses)
+        host = LOOPBACK if uses_loopback(plan.security, addresses) else ""
         self._reservation = Reservation(plan.server_bundles(), plan.placement, "servers", self._timeout_seconds)
         try:
             self._servers = RayServers(plan, self._reservation, host)

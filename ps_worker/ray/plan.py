@@ -6,7 +6,7 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -81,6 +81,8 @@ class RayPlan:
     security: SecuritySettings = field(default_factory=SecuritySettings)
     #: How many workers the job may have; None: ``workers``, which it begins with, and no others.
     worker_range: WorkerRange | None = None
+    #: Workers of one machine push together; None: where there are several machines.
+    per_host: bool | None = None
 
     def __post_init__(self) -> None:
         _at_least(1, shards=self.shards)
@@ -158,6 +160,14 @@ def uses_loopback(security: SecuritySettings, node_addresses: Collection[str]) -
         remedy="give RayCluster() security=SecuritySettings(tls_ca=…, token_file=…), with files that every node has, "
         "or SecuritySettings(insecure=True) where everybody who reaches the nodes is trusted",
     )
+
+
+def pushing_per_host(plan: RayPlan, node_addresses: Collection[str]) -> RayPlan:
+    """``plan`` with ``per_host`` set: on several machines with several workers, which Ray packs together."""
+    if plan.per_host is not None:
+        return plan
+    several = plan.workers > 1 or plan.worker_range is not None
+    return replace(plan, per_host=several and len(set(node_addresses)) > 1)
 
 
 def _at_least(least: int, **counts: int) -> None:
@@ -271,4 +281,6 @@ def worker_environment(plan: RayPlan, coordinator: str, rank: int, lineage: str)
     for name, setting in TIMEOUTS.items():
         if (seconds := getattr(plan, setting)) is not None:
             variables[name] = str(seconds)
+    if plan.per_host is not None:
+        variables["PS_PER_HOST"] = str(int(plan.per_host))
     return variables | plan.security.environment

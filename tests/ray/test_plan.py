@@ -21,6 +21,7 @@ from ps_worker.ray.plan import (
     asked,
     fits_never,
     had,
+    pushing_per_host,
     server_command,
     server_environment,
     uses_loopback,
@@ -122,6 +123,24 @@ def test_workers_find_the_job_and_only_a_supervisor_names_a_lineage() -> None:
     assert found == {"PS_COORDINATOR": "10.0.0.1:7000", "PS_ROLE": "worker", "PS_RANK": "1", "PS_TOKEN": "secret"}
     lineages = {worker_environment(plan, "10.0.0.1:7000", rank, "abc")["PS_LINEAGE"] for rank in (0, 1)}
     assert len(lineages) == 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "nodes", "told"),
+    [
+        (RayPlan(shards=1, workers=2), ["10.0.0.1", "10.0.0.2"], "1"),
+        (RayPlan(shards=1, workers=2), ["10.0.0.1", "10.0.0.1"], "0"),
+        (RayPlan(shards=1, workers=1), ["10.0.0.1", "10.0.0.2"], "0"),
+        (RayPlan(shards=1, workers=0, worker_range=WorkerRange(0, 4)), ["10.0.0.1", "10.0.0.2"], "1"),
+        (RayPlan(shards=1, workers=2, per_host=False), ["10.0.0.1", "10.0.0.2"], "0"),
+        (RayPlan(shards=1, workers=2, per_host=True), ["10.0.0.1"], "1"),
+    ],
+    ids=str,
+)
+def test_workers_push_together_on_several_machines_unless_told_otherwise(
+    plan: RayPlan, nodes: list[str], told: str
+) -> None:
+    assert worker_environment(pushing_per_host(plan, nodes), "10.0.0.1:7000", 0, "")["PS_PER_HOST"] == told
 
 
 def test_one_machine_needs_no_certificates_and_its_servers_stay_on_loopback() -> None:

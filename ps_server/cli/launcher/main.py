@@ -215,6 +215,13 @@ class JobCommand(click.Command):
     help="Number of torch threads of each shard. OMP_NUM_THREADS sets that of workers.",
 )
 @click.option(
+    "--per-host/--no-per-host",
+    default=None,
+    show_default="with --hosts and --slurm where a host has several workers",
+    help="Workers of one host push together: one of them sends the mean of their gradients, and receives the "
+    "parameters for all.",
+)
+@click.option(
     "--fork-shards/--no-fork-shards",
     default=True,
     show_default=True,
@@ -285,6 +292,7 @@ def main(
     restart_workers: int,
     restart_servers: int | None,
     threads: int | None,
+    per_host: bool | None,
     fork_shards: bool,
     log_dir: Path | None,
     trace: Path | None,
@@ -372,6 +380,7 @@ def main(
         optimizers=optimizers,
         forks_shards=fork_shards and hosts is None and slurm is None,
         worker_range=None if workers.fixed else workers,
+        per_host=per_host,
     )
     if not has_servers(strategy):
         sys.exit(run_replicas(programs, form, log_dir))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 TENSORBOARD_VARIABLE = "PS_TENSORBOARD"
+
+PER_HOST_VARIABLE = "PS_PER_HOST"
 
 CERTIFICATES = "tls"
 """Name of the folder of a job's certificates and tokens."""
@@ -99,6 +101,8 @@ class Programs:
     forks_shards: bool = False
     #: How many workers the job may have; None: ``workers``, which it begins with, and no others.
     worker_range: WorkerRange | None = None
+    #: Workers of one host push together; None: as their environment says.
+    per_host: bool | None = None
 
     def command(self, process: ProcessName, coordinator: str) -> list[str]:
         """The argument vector of ``process``. ``coordinator``: host:port, empty until it is known."""
@@ -177,6 +181,8 @@ class Programs:
                 "PS_RANK": str(process.index),
                 "PS_METRICS_PORT": self._any_metrics_port,
             }
+            if self.per_host is not None and process.part is ProcessRole.WORKER:
+                environment[PER_HOST_VARIABLE] = str(int(self.per_host))
             if process in self.addresses:
                 environment.setdefault("PS_METRICS_BIND", self.addresses[process])
             if self.log_format is LogFormat.JSON:
@@ -184,6 +190,16 @@ class Programs:
             if self.tensorboard is not None:
                 environment[TENSORBOARD_VARIABLE] = str(self.tensorboard)
         return environment
+
+
+def pushing_per_host(programs: Programs, environment: Mapping[str, str], *, shared: bool) -> Programs:
+    """``programs`` whose workers of one host push together where ``shared`` says that there are several on one.
+
+    What the command line or ``environment`` says of it holds.
+    """
+    if programs.per_host is not None or PER_HOST_VARIABLE in environment:
+        return programs
+    return replace(programs, per_host=shared)
 
 
 def certificates_in(path: Path, shards: int, hosts: Sequence[str] = (), job: str = DEFAULT_JOB) -> CertificateFolder:

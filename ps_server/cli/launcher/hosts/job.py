@@ -18,8 +18,16 @@ from ps_protocol.security.binding import is_loopback
 from ps_protocol.security.settings import VARIABLES, SecuritySettings
 from ps_server.cli.launcher.events import ProcessRole
 from ps_server.cli.launcher.hosts.fleet import Fleet, HostsJob
-from ps_server.cli.launcher.hosts.placing import THREADS_VARIABLE, HostEntry, all_slots, hosts_of, hosts_of_file, spread
-from ps_server.cli.launcher.programs import Programs, Script
+from ps_server.cli.launcher.hosts.placing import (
+    THREADS_VARIABLE,
+    HostEntry,
+    all_slots,
+    hosts_of,
+    hosts_of_file,
+    shares_hosts,
+    spread,
+)
+from ps_server.cli.launcher.programs import Programs, Script, pushing_per_host
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.supervisor import Supervisor
@@ -164,6 +172,7 @@ def run_on_hosts(
         ssh=options.ssh,
     )
     programs = replace(programs, servers=servers_on_hosts(command[0], programs))
+    programs = pushing_per_host(programs, environment, shared=shares_hosts(placed))
     with Fleet(job, environment) as fleet:
         check_listening(fleet.addresses, environment, tls=programs.tls)
         programs = replace(programs, addresses={process: fleet.address_of(process) for process in placed})

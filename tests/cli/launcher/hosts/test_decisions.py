@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ps_protocol.errors import ConfigError, Unavailable
-from ps_server.cli.launcher.events import ProcessName
+from ps_protocol.model.spec import Consistency
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.fleet import PROGRAM, connect_command, contents
 from ps_server.cli.launcher.hosts.job import check_listening, passed
 from ps_server.cli.launcher.hosts.link import failure
@@ -16,9 +17,11 @@ from ps_server.cli.launcher.hosts.placing import (
     all_slots,
     hosts_of,
     hosts_of_file,
+    shares_hosts,
     spread,
     threads,
 )
+from ps_server.cli.launcher.programs import Programs, Script, pushing_per_host
 
 
 @pytest.mark.parametrize(
@@ -90,6 +93,32 @@ def test_the_coordinator_is_first_shards_are_dealt_and_workers_fill_slots():
     assert [threads(host, placed, 8) for host in hosts] == [4, 4]
     with pytest.raises(ConfigError, match="more workers than slots"):
         spread(hosts, 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "workers", "shared"),
+    [("a:2,b:3", 4, True), ("a,b:2", 3, True), ("a,b", 2, False), ("a:4", 4, False), ("a:0,b:4", 4, True)],
+)
+def test_workers_push_together_where_a_host_of_several_has_several(hosts, workers, shared):
+    assert shares_hosts(spread(hosts_of(hosts), 2, workers)) is shared
+
+
+@pytest.mark.parametrize(
+    ("asked", "inherited", "shared", "told"),
+    [
+        (None, {}, True, "1"),
+        (None, {}, False, "0"),
+        (None, {"PS_PER_HOST": "0"}, True, "0"),
+        (False, {"PS_PER_HOST": "1"}, True, "0"),
+        (True, {}, False, "1"),
+    ],
+)
+def test_what_the_command_line_says_of_pushing_together_is_over_the_variable_and_that_over_the_hosts(
+    asked, inherited, shared, told
+):
+    programs = Programs(Script(("python", "train.py")), Consistency(), 1, 2, 1, per_host=asked)
+    found = pushing_per_host(programs, inherited, shared=shared)
+    assert found.environment(place(ProcessRole.WORKER), "x:1", inherited)["PS_PER_HOST"] == told
 
 
 def ready(server, client="10.0.0.9"):
