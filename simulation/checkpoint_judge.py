@@ -11,7 +11,7 @@ from ps_server.consistency.events import START
 from simulation.loads import Load, Piece, RowLoad
 from simulation.places import Places
 from simulation.rows_judge import RowsJudge, close
-from simulation.truth import RowValues, State, same
+from simulation.truth import RowValues, State, name_of, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ class CheckpointJudge:
             saved.rows |= part.rows
             saved.version = max(saved.version, part.version)
             pushes = (push for update in truth.history[: part.version] for push in update.pushes)
-            saved.highest = max([saved.highest, *(push.position for push in pushes)])
+            saved.highest = max([saved.highest, *(push.highest for push in pushes)])
         self._check_one_point(parts)
 
     def _check_one_point(self, parts: Mapping[int, SavedPart]) -> None:
         for number, part in parts.items():
             updates = self._truth[number].history[: part.version]
-            names = [(p.worker.rank, p.worker.incarnation, p.sequence) for update in updates for p in update.pushes]
+            names = [name_of(each) for update in updates for push in update.pushes for each in push.contributions]
             for other, other_part in parts.items():
                 applied = self._truth[other].applied
                 if later := [name for name in names if applied.get(name, 0) > other_part.version]:

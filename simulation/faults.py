@@ -14,13 +14,16 @@ from simulation.observers.checkpoints import tell_of_checkpoint
 from simulation.observers.subjects import Subjects
 from simulation.plan import random_mode
 from simulation.processes import Processes
-from simulation.programs import CoordinatorProgram, ShardProgram
+from simulation.programs import CoordinatorProgram, ShardProgram, WorkerProgram
 from simulation.runtime.disk import Disk
-from simulation.runtime.kernel import Kernel, Process
+from simulation.runtime.kernel import Kernel, Killed, Process
 from simulation.runtime.network import Partition
 from simulation.runtime.wait import sleep
 
 _TRIES = 8
+
+POINTS_OF_HOSTS = ("gathered", "summed", "answered", "told", "deposited", "before_copy", "after_copy")
+"""Where a worker may end in an exchange of its host, as leader and as follower."""
 
 
 class Faults:
@@ -49,6 +52,7 @@ class Faults:
         """From now on nothing goes wrong any more."""
         processes = self._processes
         processes.quiet = True
+        self._subjects.points.clear()
         self._network.heal()
         for disk in (*processes.disks, processes.coordinator_disk):
             disk.full = False
@@ -138,6 +142,24 @@ class Faults:
         if workers:
             self._stop(self._random.choice(workers).process)
         return bool(workers)
+
+    def _host(self) -> bool:
+        """A worker is killed, or stands still, at some point of an exchange of its host."""
+        workers = self._processes.workers
+        if workers:
+            worker, point = self._random.choice(workers), self._random.choice(POINTS_OF_HOSTS)
+            stands = self._random.random() < 0.4
+            self._subjects.points[worker.process] = point, lambda: self._strike_at_point(worker, stands=stands)
+        return bool(workers)
+
+    def _strike_at_point(self, worker: WorkerProgram, *, stands: bool) -> None:
+        """In the thread of ``worker``."""
+        if stands:
+            self._stop(worker.process)
+            sleep(0.0)
+        elif worker in self._processes.workers:
+            self._processes.kill_worker(worker)
+            raise Killed
 
     def _stop_shard(self) -> bool:
         shards = self._processes.live_shards

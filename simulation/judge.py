@@ -15,7 +15,7 @@ from simulation.coordinator_judge import CoordinatorJudge
 from simulation.places import Places
 from simulation.rows_judge import RowsJudge
 from simulation.runtime.kernel import Kernel
-from simulation.truth import Clocks, Name, ShardTruth, Update
+from simulation.truth import Clocks, Name, ShardTruth, Update, name_of, same
 
 _DROPPED = (Verdict.LATE, Verdict.STALE, Verdict.SKIP)
 
@@ -159,23 +159,53 @@ class Judge:
         if math.isnan(truth.sent.get(name, math.nan)):
             truth.sent[name] = 0.0 if skipped else value
 
+    def made(self, number: int, member: Member, sequence: int, value: float | None) -> None:
+        """A worker of a host has a gradient for its next push, ``value``; None: it skips the step."""
+        self.truth[number].made[member.index, member.incarnation, sequence] = value
+
+    def added_up(self, number: int, member: Member, sequence: int, others: Iterable[Name], value: float) -> None:
+        """A worker sends ``value`` as the mean of its gradient and those in the pushes ``others``."""
+        names = [(member.index, member.incarnation, sequence), *others]
+        values = self.truth[number].gradients(names)
+        expected = math.fsum(values) / max(1, len(values))
+        if not same(value, expected):
+            self.fail(f"{member} pushes {value} for {names} to shard {number} instead of {expected}")
+
+    def took_over(self, number: int, member: Member, version: int, value: float) -> None:
+        """A worker has ``value`` as ``version`` from another worker of its host."""
+        truth = self.truth[number]
+        if version > len(truth.history):
+            return  # lost with the shard since
+        if truth.had(version, value) is None:
+            expected = truth.states(version)[-1][0]
+            self.fail(f"{member} takes over {value} as version {version} of shard {number} instead of {expected}")
+
+    def sent_together(self, number: int, member: Member, sequence: int, others: Iterable[Name], value: float) -> None:
+        """A worker sends a combined push, which carries ``value``, and has parts of the pushes ``others``."""
+        truth, name = self.truth[number], (member.index, member.incarnation, sequence)
+        truth.combined.setdefault(name, (value, len(truth.gradients([name, *others]))))
+
     def decided_push(self, number: int, info: PushInfo, decision: PushDecision) -> None:
         """The shard has decided on a push."""
         truth, verdict = self.truth[number], decision.verdict
-        worker = info.worker
-        if truth.live.get(worker.rank) != worker.incarnation:
-            self.fail(f"shard {number} took a push of {worker}, which is not live in its view")
-        if verdict is Verdict.DUPLICATE:
+        if truth.live.get(info.worker.rank) != info.worker.incarnation:
+            self.fail(f"shard {number} took a push of {info.worker}, which is not live in its view")
+        if verdict in (Verdict.DUPLICATE, Verdict.SEPARATE):
             return
-        truth.verdicts[_name(info)] = verdict
         if verdict in (Verdict.APPLY, Verdict.STALE):
             self._judge_factor(truth, info, decision)
-        mode = self._modes.setdefault((number - number % self.places.shards, _name(info)), truth.mode)
-        if self._one_mode and mode != truth.mode:
-            self.fail(f"shard {number} decides on {info} by {truth.mode}, another shard by {mode}")
         truth.untouched = False
-        truth.clocks.place(worker.rank, info.position)
-        self._reach(truth, worker, info.position)
+        for each in info.contributions:
+            name, worker = name_of(each), each.worker
+            if truth.live.get(worker.rank) != worker.incarnation:
+                self.fail(f"shard {number} took {info} for {worker}, which is not live in its view")
+            truth.taking_part[worker.rank] = worker.incarnation
+            truth.verdicts[name] = verdict
+            mode = self._modes.setdefault((number - number % self.places.shards, name), truth.mode)
+            if self._one_mode and mode != truth.mode:
+                self.fail(f"shard {number} decides on {each} by {truth.mode}, another shard by {mode}")
+            truth.clocks.place(worker.rank, each.position)
+            self._reach(truth, worker, each.position)
 
     def logged(
         self,
@@ -194,26 +224,28 @@ class Judge:
         if version != len(truth.history) + 1:
             self.fail(f"shard {number} logged version {version} after {len(truth.history)}")
         value, velocity = truth.states(len(truth.history))[-1]
-        gradient = 0.0
+        shares = {name_of(push): truth.carried(push) for push in pushes}
         for push in pushes:
-            name = _name(push)
-            if name in truth.applied:
-                self.fail(f"shard {number} applies {push} twice: versions {truth.applied[name]} and {version}")
-            if name in truth.dropped:
-                self.fail(f"shard {number} applies {push}, of which a worker was told that it changed nothing")
-            truth.applied[name] = version
-            gradient += 0.0 if math.isnan(truth.sent[name]) else truth.sent[name]
-            if not is_round and scale != truth.factors.get(name, 1.0):
-                self.fail(f"shard {number} logs {push} with the factor {scale} instead of {truth.factors.get(name)}")
-        velocity = self._momentum * velocity + gradient / len(pushes)
-        rows = self.rows.change(number, map(_name, pushes), scale, held_rows)
+            for each in push.contributions:
+                name = name_of(each)
+                if name in truth.applied:
+                    self.fail(f"shard {number} applies {each} twice: versions {truth.applied[name]} and {version}")
+                if name in truth.dropped:
+                    self.fail(f"shard {number} applies {each}, of which a worker was told that it changed nothing")
+                truth.applied[name] = version
+            if not is_round and scale != truth.factors.get(name_of(push), 1.0):
+                expected = truth.factors.get(name_of(push))
+                self.fail(f"shard {number} logs {push} with the factor {scale} instead of {expected}")
+        workers = sum(count for _, count in shares.values())
+        velocity = self._momentum * velocity + sum(value * count for value, count in shares.values()) / workers
+        rows = self.rows.change(number, {name: count for name, (_, count) in shares.items()}, scale, held_rows)
         truth.history.append(Update(pushes, value - scale * velocity, velocity, is_round, rows))
         self.pushes_applied += len(pushes)
 
     def round_decided(self, number: int, position: Position, pushes: tuple[PushInfo, ...]) -> None:
         """A round is to be applied, or, of skipped pushes only, to be passed over."""
         truth = self.truth[number]
-        if any(push.position != position for push in pushes):
+        if any(each.position != position for push in pushes for each in push.contributions):
             self.fail(f"shard {truth.number}: a round of several positions: {pushes}")
         if position <= truth.last_round:
             self.fail(f"shard {truth.number}: the round of {position} comes after that of {truth.last_round}")
@@ -256,7 +288,7 @@ class Judge:
         value: float,
     ) -> None:
         """A push is acknowledged, and parameters go out with it."""
-        truth, name = self.truth[number], _name(info)
+        truth, name = self.truth[number], name_of(info)
         self.replies += 1
         if incarnation < truth.acknowledged_by and not self._early:
             self.fail(
@@ -282,14 +314,15 @@ class Judge:
     def received(self, number: int, member: Member, sequence: int, *, dropped: bool) -> None:
         """A worker has an answer: it must be the one to its push."""
         name = (member.index, member.incarnation, sequence)
-        if name not in self.truth[number].sent:
+        truth = self.truth[number]
+        if name not in truth.sent and name not in truth.combined and name not in truth.made:
             self.fail(f"{member} got an answer to push {sequence}, which it has not sent")
         if dropped:
             self.truth[number].dropped.add(name)
 
     def assumed(self, number: int, info: PushInfo, values: Sequence[float]) -> None:
         """With the answer to a push that is made now, its worker has ``values``, as the shard assumes."""
-        self._assumed[number, *_name(info)] = values
+        self._assumed[number, *name_of(info)] = values
 
     def holds(self, number: int, member: Member, sequence: int, values: Sequence[float]) -> None:
         """With the answer to its push a worker has ``values``."""
@@ -308,7 +341,7 @@ class Judge:
         return self._durable and (not self._early or disk == truth.acknowledged_on)
 
     def _judge_pull(self, truth: ShardTruth, info: PushInfo) -> None:
-        mode, position = truth.mode, info.position
+        mode, position = truth.mode, info.highest
         if mode.mode is Mode.SSP:
             bound = Position(position.phase, position.clock - mode.staleness)
         elif mode.mode is Mode.SYNC and position > truth.last_round:
@@ -335,7 +368,7 @@ class Judge:
                 f"shard {truth.number} multiplies {info}, {staleness} updates old, by {found} instead of {expected}: "
                 f"{rule}"
             )
-        truth.factors[_name(info)] = expected
+        truth.factors[name_of(info)] = expected
 
     def _reach(self, truth: ShardTruth, worker: WorkerKey, position: Position) -> None:
         key = (worker.rank, worker.incarnation)
@@ -351,13 +384,8 @@ class Judge:
         for update in truth.history:
             if update.is_round:
                 truth.last_round = max(truth.last_round, update.pushes[0].position)
-            for push in update.pushes:
-                worker = push.worker
+            for worker in (each.worker for push in update.pushes for each in push.contributions):
                 if truth.taking_part.get(worker.rank, 0) <= worker.incarnation:
                     truth.taking_part[worker.rank] = worker.incarnation
         for rank, life in truth.taking_part.items():
             truth.clocks.place(rank, truth.reached.get((rank, life), truth.entry))
-
-
-def _name(push: PushInfo) -> Name:
-    return (push.worker.rank, push.worker.incarnation, push.sequence)

@@ -28,14 +28,15 @@ ALL_FAULTS = (
 )
 """Kinds of faults."""
 
-SEPARATE = ("calls", "move", "balance", "release", "restore", "new_job", "full_restart")
+SEPARATE = ("calls", "move", "balance", "release", "restore", "new_job", "full_restart", "host")
 """More of them, which need what not every plan has.
 
 ``calls``: lost, late and repeated all the time until faults end. ``move``: a variable or a table moves to one shard
 while the job trains. ``balance``: what is uneven is evened out. ``release``: an operator releases a model, which is
 refused as long as a worker uses it. ``restore``: the newest checkpoint is put into the running job. ``new_job``: all
 processes end, all disks but that of the checkpoints are lost, and a job begins with the newest checkpoint.
-``full_restart``: the disk of a shard, whose log is small, fills until the shard is killed, or a while longer.
+``full_restart``: the disk of a shard, whose log is small, fills until the shard is killed, or a while longer. ``host``:
+a worker is killed, or stands still, while the workers of its host add their gradients up.
 """
 
 _HARMLESS_TO_SHARDS = frozenset(
@@ -46,6 +47,7 @@ _HARMLESS_TO_SHARDS = frozenset(
         "worker_replaced",
         "stop_worker",
         "stream_break",
+        "host",
         "checkpoint",
         "restore",
         "release",
@@ -130,6 +132,8 @@ class Plan:
     #: Rows of each variable.
     rows: tuple[int, ...]
     faults: tuple[Fault, ...] = field(default=())
+    #: Workers of each host, which push together; 1: each pushes by itself.
+    per_host: int = 1
 
     @property
     def loses_no_view(self) -> bool:
@@ -165,8 +169,9 @@ class Plan:
     def __str__(self) -> str:
         kept = "durable" if self.durable else "snapshot"
         own = f", models {self.stale}" if self.stale else ""
+        hosts = f" on hosts of {self.per_host}" if self.per_host > 1 else ""
         return (
-            f"{self.shards} shards, {self.workers} workers x {self.phases} phases x {self.steps} steps, "
+            f"{self.shards} shards, {self.workers} workers{hosts} x {self.phases} phases x {self.steps} steps, "
             f"{self.consistency}{own}, {kept}, {len(self.faults)} faults until {self.quiet_at:.0f} s"
         )
 

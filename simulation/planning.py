@@ -8,6 +8,9 @@ from random import Random
 from simulation.plan import SEPARATE, SMALL_LOG_BYTES, Fault, Plan, Size, random_mode
 from simulation.swarms import as_swarm, in_order, moving
 
+MOST_PER_HOST = 4
+"""Workers of a host, at most."""
+
 _RULES = (*[None] * 8, "accept", "scale", "scale:0", "scale:2", "reject", "reject:1")
 
 
@@ -17,6 +20,7 @@ def make_plan(seed: int, size: Size) -> Plan:
     if random.random() < size.swarms and size.workers <= 100:
         plan = as_swarm(plan, size.faults, random)
     plan = replace(plan, stale=Random(f"rules of {seed}").choice(_RULES))
+    plan = _with_hosts(plan, size, Random(f"hosts of {seed}"))
     return _with_small_logs(plan, Random(f"logs of {seed}")) if "full_restart" in size.faults else plan
 
 
@@ -87,6 +91,16 @@ def _with_small_logs(plan: Plan, random: Random) -> Plan:
         snapshot_seconds=random.choice([plan.snapshot_seconds, 0.0]),
         faults=in_order((*plan.faults, *(Fault(time, "full_restart") for time in times))),
     )
+
+
+def _with_hosts(plan: Plan, size: Size, random: Random) -> Plan:
+    """Workers are on hosts of one to four, and some end in the middle of a sum."""
+    per_host = random.randrange(1, MOST_PER_HOST + 1)
+    if size.workers > 100 or per_host == 1:
+        return plan
+    count = random.randrange(7) if "host" in size.faults else 0
+    more = [Fault(random.uniform(1.0, plan.quiet_at), "host") for _ in range(count)]
+    return replace(plan, per_host=per_host, faults=in_order((*plan.faults, *more)))
 
 
 def _rows(shards: int, random: Random) -> tuple[int, ...]:

@@ -120,7 +120,9 @@ class Processes:
     def start_worker(self, rank: int | None) -> None:
         """Start a worker; it finishes the plan, or another is started in its place."""
         name = self.name("worker", rank if rank is not None else "any")
-        program = WorkerProgram(self._kernel, name, rank, self.plan, self._worker_ended)
+        host = self._root / f"host-{(self._names if rank is None else rank) // self.plan.per_host}-of-{self._jobs}"
+        host.mkdir(exist_ok=True)
+        program = WorkerProgram(self._kernel, name, rank, self.plan, host, self._worker_ended)
         self.workers.append(program)
         self._subjects.workers.add(program.process)
         self._connect(program.process)

@@ -212,8 +212,9 @@ class ShardProgram(Program):
 class WorkerProgram(Program):
     """A training script: steps, barriers, and every gradient of a step the same number."""
 
-    def __init__(self, kernel: Kernel, name: str, rank: int | None, plan: Plan, on_end: Ended) -> None:
-        super().__init__(kernel, name, {LINEAGE_VARIABLE: f"worker {rank}"})
+    def __init__(self, kernel: Kernel, name: str, rank: int | None, plan: Plan, host: Path, on_end: Ended) -> None:
+        """``host``: a folder that the workers of its host see."""
+        super().__init__(kernel, name, {LINEAGE_VARIABLE: f"worker {rank}", "TMPDIR": str(host)})
         self.rank = rank
         #: Another process was started in its place; nobody starts this one again.
         self.replaced = False
@@ -252,7 +253,7 @@ class WorkerProgram(Program):
 
     def _train(self) -> None:
         plan = self._plan
-        config = WorkerConfig(COORDINATOR, rank=self.rank, device="cpu", transport="grpc")
+        config = WorkerConfig(COORDINATOR, rank=self.rank, device="cpu", transport="grpc", per_host=plan.per_host > 1)
         with Cluster(Session.join(config)) as cluster:
             table = cluster.embedding(2, name="rows", optimizer=SGD(lr=1.0), init=Constant(0.0))
             self._table = table if plan.has_table else None

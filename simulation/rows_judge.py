@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NoReturn
 
 from ps_protocol.cluster.view import Member
@@ -28,14 +28,14 @@ class RowsJudge:
         key = self._model(number), (member.index, member.incarnation, sequence)
         self._sent.setdefault(key, {}).update(rows)
 
-    def change(self, number: int, pushes: Iterable[Name], scale: float, held: Container[int]) -> dict[int, float]:
-        """What an update of ``pushes`` adds to the rows that are ``held`` at its place."""
-        names = list(pushes)
+    def change(self, number: int, pushes: Mapping[Name, int], scale: float, held: Container[int]) -> dict[int, float]:
+        """What an update of ``pushes``, each of so many workers, adds to the rows that are ``held`` at its place."""
+        workers = sum(pushes.values())
         change: Counter[int] = Counter()
-        for name in names:
+        for name, count in pushes.items():
             for row, gradient in self._sent.get((self._model(number), name), {}).items():
                 if row in held:
-                    change[row] -= scale * gradient / len(names)  # type: ignore[assignment]
+                    change[row] -= scale * gradient * count / workers  # type: ignore[assignment]
         return dict(change)
 
     def served(self, number: int, version: int, rows: RowValues, what: str = "serves") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ps_protocol.model.spec import Consistency
@@ -26,6 +26,11 @@ State = tuple[float, float]
 def same(value: float, expected: float) -> bool:
     """Whether these are the same values. NaN: there are none to compare."""
     return math.isnan(value) or math.isclose(value, expected, rel_tol=1e-9)
+
+
+def name_of(push: PushInfo) -> Name:
+    """The name of ``push``; of a combined one that of its sender's part."""
+    return (push.worker.rank, push.worker.incarnation, push.sequence)
 
 
 @dataclass(slots=True)
@@ -105,6 +110,10 @@ class ShardTruth:
     factors: dict[Name, float] = field(default_factory=dict)
     #: What each push carries.
     sent: dict[Name, float] = field(default_factory=dict)
+    #: The gradient that a worker of a host had for a push; None: it skipped the step.
+    made: dict[Name, float | None] = field(default_factory=dict)
+    #: What each combined push carries, and of how many workers that is the mean.
+    combined: dict[Name, tuple[float, int]] = field(default_factory=dict)
     #: What checkpoints put in the place of values and momentum, and of rows.
     loads: Loads[Load] = field(default_factory=Loads)
     row_loads: Loads[RowLoad] = field(default_factory=Loads)
@@ -140,12 +149,23 @@ class ShardTruth:
     def forget_behind(self, version: int) -> None:
         """What came after ``version`` is lost."""
         for update in self.history[version:]:
-            for push in update.pushes:
-                del self.applied[push.worker.rank, push.worker.incarnation, push.sequence]
+            for each in (each for push in update.pushes for each in push.contributions):
+                del self.applied[name_of(each)]
         del self.history[version:]
         self.acknowledged = min(self.acknowledged, version)
         self.loads.forget_behind(version)
         self.row_loads.forget_behind(version)
+
+    def gradients(self, names: Iterable[Name]) -> list[float]:
+        """Of workers of a host, those that they had for these pushes."""
+        return [value for name in names if (value := self.made[name]) is not None and not math.isnan(value)]
+
+    def carried(self, push: PushInfo) -> tuple[float, int]:
+        """The mean of gradients that ``push`` brings, and of how many workers it is."""
+        if push.others:
+            return self.combined[name_of(push)]
+        value = self.sent[name_of(push)]
+        return 0.0 if math.isnan(value) else value, 1
 
     @property
     def held(self) -> set[Name]:

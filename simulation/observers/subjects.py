@@ -38,7 +38,7 @@ class Subjects:
         """``raw``: payloads are. Else elements differ, and the judge hears of their mean."""
         self.kernel = kernel
         self.judge = judge
-        self._raw = raw
+        self.is_raw = raw
         self.shards: dict[Any, Shard] = {}
         #: By number of the shard: the incarnation that holds the place.
         self.newest: dict[int, int] = {}
@@ -48,6 +48,8 @@ class Subjects:
         self.left: set[Any] = set()
         #: Those that have ended cleanly, and gave up saying so.
         self.unheard: set[Any] = set()
+        #: By process of a worker: the point of its host's exchanges that it is not to pass unharmed, and what happens.
+        self.points: dict[Any, tuple[str, Callable[[], None]]] = {}
         self.moves = Moves(judge)
         self._positions: dict[int, tuple[Layout, npt.NDArray[np.int64]]] = {}
 
@@ -56,8 +58,10 @@ class Subjects:
 
         ``region`` is what a shard has as ``version``.
         """
-        layout = region.layout
-        values = self.values(layout, region.bytes)
+        return self.value_in(region.layout, self.values(region.layout, region.bytes), version)
+
+    def value_in(self, layout: Layout, values: list[float], version: int) -> float:
+        """The same, of the elements of a region."""
         truth = self.judge.truth[self.place(layout.shard, layout.shard_map)]
         return self.own_value(truth, version, values, lambda load: self.moves.shifts(layout, load))
 
@@ -108,7 +112,7 @@ class Subjects:
         """What the judge hears of ``values``; NaN: there are none, for only rows are there."""
         if not values:
             return math.nan
-        if not self._raw:
+        if not self.is_raw:
             return math.fsum(values) / len(values)
         if values.count(values[0]) != len(values):
             self.judge.fail(f"{self.kernel.process} has values of different updates: {min(values)} to {max(values)}")
@@ -135,6 +139,7 @@ class Subjects:
         self.workers.clear()
         self.left.clear()
         self.unheard.clear()
+        self.points.clear()
         self._positions.clear()
 
     def serving(self) -> Shard | None:

@@ -121,6 +121,10 @@ class Files:
         self._memory.add(descriptor)
         return descriptor
 
+    def take_over(self, descriptor: int) -> None:
+        """As ``memfd_create``, of memory that came from another process."""
+        self._memory.add(descriptor)
+
     def close(self, descriptor: int) -> None:
         """As ``os.close``."""
         process = running()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import queue
 import secrets
+import select
+import selectors
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -26,6 +29,7 @@ from ps_server.shard import resharding
 from ps_server.shard import times as shard_times
 from ps_server.shard.durability import snapshotter
 from ps_worker import times
+from ps_worker.host import group
 from simulation.runtime import futures, locks, threads, wait
 from simulation.runtime.aio_clients import AioChannel
 from simulation.runtime.clients import Channel
@@ -34,6 +38,7 @@ from simulation.runtime.ear import heard
 from simulation.runtime.kernel import Kernel
 from simulation.runtime.network import Network
 from simulation.runtime.servers import Server
+from simulation.runtime.unix_sockets import Poll, Selector, UnixSockets
 
 _PACKAGES = ("ps_protocol", "ps_server", "ps_worker")
 
@@ -46,6 +51,7 @@ _PERIODS: Sequence[tuple[ModuleType, str, float]] = (
     (snapshotter, "_SMALL_BYTES", 0),
     (shard_times, "SNAPSHOT_LOOK_SECONDS", 0.7),
     (times, "NO_OP_PAUSE_SECONDS", 0.2),
+    (group, "_PAUSE_SECONDS", 0.1),
 )
 """What is asked for many times a second: a step takes about a second here, and nothing happens meanwhile."""
 
@@ -131,7 +137,10 @@ class _Uuid:
 
 
 class _Socket:
-    """``socket``: nothing listens where it looks."""
+    """``socket``: nothing listens where it looks, but processes of its own host."""
+
+    def __init__(self, sockets: UnixSockets) -> None:
+        self.socket, self.socketpair = sockets.socket, sockets.socketpair
 
     def __getattr__(self, name: str) -> Any:
         return getattr(socket, name)
@@ -143,6 +152,35 @@ class _Socket:
     @staticmethod
     def create_connection(address: object, timeout: float | None = None) -> None:
         raise ConnectionRefusedError("nothing listens there")
+
+
+class _Select:
+    """``select``."""
+
+    poll = Poll
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(select, name)
+
+
+class _Selectors:
+    """``selectors``."""
+
+    DefaultSelector = Selector
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(selectors, name)
+
+
+class _Tempfile:
+    """``tempfile``: each host has temporary files of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tempfile, name)
+
+    @staticmethod
+    def gettempdir() -> str:
+        return wait.process().environment.get("TMPDIR") or tempfile.gettempdir()
 
 
 class _GrpcAio:
@@ -215,6 +253,9 @@ def _originals() -> dict[int, str]:
         (secrets, "secrets"),
         (uuid, "uuid"),
         (socket, "socket"),
+        (select, "select"),
+        (selectors, "selectors"),
+        (tempfile, "tempfile"),
         (os, "os"),
         (grpc, "grpc"),
         (concurrent.futures.Future, "Future"),
@@ -259,7 +300,10 @@ def installed(kernel: Kernel, network: Network, files: Files, *, small_log: bool
         "queue": _Queue(),
         "secrets": _Secrets(),
         "uuid": _Uuid(),
-        "socket": _Socket(),
+        "socket": _Socket(UnixSockets(files)),
+        "select": _Select(),
+        "selectors": _Selectors(),
+        "tempfile": _Tempfile(),
         "os": files,
         "grpc": _Grpc(network),
         "Future": futures.Future,

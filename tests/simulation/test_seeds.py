@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from ps_protocol.model.spec import Consistency, Mode
 from simulation.__main__ import main
 from simulation.folders import new_folder, remove_left_behind
 from simulation.plan import ALL_FAULTS, Fault, Size
@@ -53,9 +54,13 @@ def test_eight_shards_and_many_workers_break_no_promise():
     assert outcome.pushes or outcome.replies
 
 
+OF_THEIR_OWN = ("new_job", "full_restart", "host")
+"""Kinds of faults that come beside those of a swarm."""
+
+
 def test_a_swarm_has_many_faults_of_few_kinds_and_the_share_of_swarms_is_asked_for():
     swarms = [make_plan(seed, Size(swarms=1.0)) for seed in range(50)]
-    kinds = [[fault.kind for fault in plan.faults if fault.kind not in ("new_job", "full_restart")] for plan in swarms]
+    kinds = [[fault.kind for fault in plan.faults if fault.kind not in OF_THEIR_OWN] for plan in swarms]
     assert all(8 <= len(each) <= 20 and len(set(each)) <= 5 for each in kinds)
     assert any("new_job" in {fault.kind for fault in plan.faults} for plan in swarms)
     assert all(fault.time < plan.quiet_at for plan in swarms for fault in plan.faults)
@@ -64,9 +69,25 @@ def test_a_swarm_has_many_faults_of_few_kinds_and_the_share_of_swarms_is_asked_f
 
 
 def test_without_faults_all_work_is_done_and_applied():
-    outcome = run(3, Size(faults=()))
+    outcome = run(3, Size(faults=()), change=lambda plan: replace(plan, per_host=1))
     assert outcome.violation == ""
     assert outcome.replies >= 4 * 6 * 6
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC], ids=str)
+def test_the_workers_of_a_host_push_as_one_and_all_of_it_is_applied(mode):
+    fixed = {"per_host": 3, "consistency": Consistency(mode), "skipped": 0.0, "data_items": 0, "phases": 1, "models": 1}
+    fixed |= {"table": False, "releases": False, "steps": 6}
+    outcome = run(3, Size(faults=()), change=lambda plan: replace(plan, **fixed))
+    assert outcome.violation == ""
+    assert 4 * 6 * 2 <= outcome.pushes <= 4 * 6 * 6 // 2, "two hosts, and now and then a worker by itself"
+
+
+@pytest.mark.parametrize("seed", choose(range(20), range(2)))
+def test_workers_that_end_in_the_middle_of_a_sum_break_no_promise(seed):
+    faults = tuple(Fault(1.5 + 0.6 * number, "host") for number in range(14))
+    fixed = {"per_host": 2 + seed % 3, "faults": faults, "quiet_at": 12.0, "table": False}
+    assert run(seed, change=lambda plan: replace(plan, **fixed)).violation == ""
 
 
 def test_a_seed_gives_the_same_history_in_every_process(capfd):

@@ -134,7 +134,7 @@ class OptionDifferences:
                 place,
                 is_table,
                 name,
-                used.info.worker.rank,
+                used.info.first_worker.rank,
                 _brief(others[place].get(name)),
                 _brief(own[place].get(name)),
             )
