@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from asyncio import to_thread
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +88,7 @@ class DurableLog:
         self.whole = number
         #: The incarnation that writes now, and the one that wrote the last record; 0: not known.
         self.writer = self.last_writer = 0
-        #: Called in the executor after each record.
+        #: Called in the executor after each record, or after several that were written together.
         self.on_append: Callable[[], None] | None = None
         #: A reader still needs the records from this number on; ``cut`` keeps them, up to a limit.
         self.read_from: int | None = None
@@ -239,32 +239,53 @@ class DurableLog:
 
     def append(self, entry: Entry) -> int:
         """Write one entry; returns its number. Raises OSError where its room was not reserved."""
-        self.number += 1
-        if not self._writing:
-            return self.number
-        message, payload = self._writer.encode(entry)
-        self._write(encode_record(self.number, self._life, message, payload, self.writer), self.writer)
+        self.append_all((entry,))
         return self.number
+
+    def append_all(self, entries: Sequence[Entry]) -> None:
+        """Write entries one behind the other, and wait for the disk once. Raises as ``append``: some may be written."""
+        if not self._writing:
+            self.number += len(entries)
+            return
+        together: list[list[memoryview]] = []
+        left = 0
+        for entry in entries:
+            message, payload = self._writer.encode(entry)
+            number, behind = self.number + len(together) + 1, len(together)
+            record = encode_record(number, self._life, message, payload, self.writer, behind)
+            size = sum(map(len, record))
+            if together and size > left:  # in the next segment, which is begun when this one is on the disk
+                self._write(together, self.writer)
+                together = []
+            if not together:
+                target = self._room_for(size, number)
+                left = target.size_bytes - target.offset
+            together.append(record)
+            left -= size
+        if together:
+            self._write(together, self.writer)
 
     def append_copy(self, header: Header, body: memoryview) -> None:
         """Write a record of another log under its own number, the next. Raises OSError as ``append``, InternalError."""
         if header.number != self.number + 1:
             raise InternalError("records came out of order", expected=str(self.number + 1), actual=str(header.number))
-        self.number += 1
-        self._write(copy_record(header, self._life, body), header.writer)
+        self._write([copy_record(header, self._life, body)], header.writer)
 
-    def _write(self, pieces: list[memoryview], writer: int) -> None:
-        size = sum(map(len, pieces))
+    def _write(self, records: Sequence[list[memoryview]], writer: int) -> None:
+        """Write the next records, for which the open segment or another one has room."""
+        pieces = records[0] if len(records) == 1 else [piece for record in records for piece in record]
+        size, before = sum(map(len, pieces)), self.number
+        target = self._room_for(size, before + 1)
+        self.number = before + len(records)
         try:
-            target = self._room_for(size)
             end = write_at(target.descriptor, pieces, target.offset)
             if self.waits:
                 began = time.perf_counter()
                 os.fdatasync(target.descriptor)
                 self.syncs.observe(time.perf_counter() - began)
         except BaseException:
-            # The next record takes this number, and this place.
-            self.number -= 1
+            # The next record takes the number of the first, and its place.
+            self.number = before
             raise
         target.offset = end
         self.written_bytes += size
@@ -376,14 +397,15 @@ class DurableLog:
         with log_room(self._shard, self._path):
             self._segments.prepare(self.segment_bytes)
 
-    def _room_for(self, size: int) -> _Open:
+    def _room_for(self, size: int, number: int) -> _Open:
+        """Where ``size`` bytes go, the first of which are those of record ``number``."""
         if self._open is not None and self._open.offset + size <= self._open.size_bytes:
             return self._open
         if self._open is not None:
             self.lost_bytes += self._open.size_bytes - self._open.offset
         self._close_segment()
-        descriptor, size_bytes = self._segments.begin(self.number, size, self.segment_bytes)
-        head = replace(self._head, segment=self.number, segment_bytes=size_bytes, number=self._certain)
+        descriptor, size_bytes = self._segments.begin(number, size, self.segment_bytes)
+        head = replace(self._head, segment=number, segment_bytes=size_bytes, number=self._certain)
         try:
             if self.waits:
                 sync(self._path)

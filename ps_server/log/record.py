@@ -22,8 +22,9 @@ _MAGIC = b"tps2"
 
 _END_MAGIC = b"tpse"
 
-#: magic, number, life, message bytes, payload bytes, checksum of message and payload, writer, checksum of all the rest.
-_HEADER = struct.Struct("<4s4xQQQQQQQ")
+#: magic, records before it that were written with it, number, life, message bytes, payload bytes, checksum of message
+#: and payload, checksum of all the rest, writer.
+_HEADER = struct.Struct("<4sIQQQQQQQ")
 
 HEADER_BYTES = _HEADER.size
 
@@ -52,6 +53,9 @@ class Header:
     #: The incarnation that appended it to its log first. Copies keep it: two logs that have a record of one number and
     #: writer have the same records before it, too (Ongaro and Ousterhout 2014, section 5.3, "Log Matching").
     writer: int = 0
+    #: So many records right before it were written with it, and waited for together: after a loss of power it may be
+    #: there and one of them not.
+    behind: int = 0
 
     @property
     def record_bytes(self) -> int:
@@ -61,16 +65,16 @@ class Header:
     def encode(self) -> bytes:
         """The header as it is written."""
         fields = (self.number, self.life, self.message_bytes, self.payload_bytes, self.checksum)
-        bare = _HEADER.pack(_MAGIC, *fields, 0, self.writer)
-        return _HEADER.pack(_MAGIC, *fields, xxhash.xxh3_64_intdigest(bare), self.writer)
+        bare = _HEADER.pack(_MAGIC, self.behind, *fields, 0, self.writer)
+        return _HEADER.pack(_MAGIC, self.behind, *fields, xxhash.xxh3_64_intdigest(bare), self.writer)
 
 
 def decode_header(data: memoryview) -> Header | None:
     """The header at the beginning of ``data``, None where there is none."""
     if len(data) < HEADER_BYTES or data[:4] != _MAGIC:
         return None
-    _, number, life, message_bytes, payload_bytes, checksum, _, writer = _HEADER.unpack_from(data)
-    header = Header(number, life, message_bytes, payload_bytes, checksum, writer)
+    _, behind, number, life, message_bytes, payload_bytes, checksum, _, writer = _HEADER.unpack_from(data)
+    header = Header(number, life, message_bytes, payload_bytes, checksum, writer, behind)
     return header if bytes(data[:HEADER_BYTES]) == header.encode() else None
 
 
@@ -98,19 +102,19 @@ def record_bytes(payload_bytes: int) -> int:
 
 
 def encode_record(
-    number: int, life: int, message: bytes, payload: Sequence[memoryview], writer: int = 0
+    number: int, life: int, message: bytes, payload: Sequence[memoryview], writer: int = 0, behind: int = 0
 ) -> list[memoryview]:
     """What is written for one record, in order: header and message, payload, padding, end mark."""
     digest = xxhash.xxh3_64(message)
     for piece in payload:
         digest.update(piece)
-    header = Header(number, life, len(message), sum(map(len, payload)), digest.intdigest(), writer)
+    header = Header(number, life, len(message), sum(map(len, payload)), digest.intdigest(), writer, behind)
     return _with_end(header, [memoryview(header.encode() + message), *payload])
 
 
 def copy_record(header: Header, life: int, body: memoryview) -> list[memoryview]:
-    """What is written for a record of another log: the same, but of a ``life`` of this one."""
-    header = replace(header, life=life)
+    """What is written for a record of another log: the same, but of a ``life`` of this one, and alone."""
+    header = replace(header, life=life, behind=0)
     return _with_end(header, [memoryview(header.encode()), body])
 
 

@@ -202,7 +202,8 @@ def _cut_off(end: End, head: LogHead | None, shard: int) -> None:
     try:
         for mark in end.marks:
             os.pwrite(descriptor, bytes(END_BYTES), mark)
-        os.pwrite(descriptor, bytes(HEADER_BYTES), end.offset)
+        for offset in (end.offset, *end.later):
+            os.pwrite(descriptor, bytes(HEADER_BYTES), offset)
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)

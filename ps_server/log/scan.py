@@ -46,6 +46,8 @@ class End:
     torn: bool
     #: Offsets of end marks of that record in the segment: it had been written whole.
     marks: tuple[int, ...] = ()
+    #: Offsets of later records that were written with it, and that no disk was waited for without it.
+    later: tuple[int, ...] = ()
 
 
 class Scan:
@@ -58,7 +60,8 @@ class Scan:
         """``after``: records up to this number are passed over; the log must begin no later than behind it.
 
         ``in_order``: what was written first is there if what was written later is; False after a loss of power, when a
-        last record that cannot be read may be one that was never finished, although its end is there.
+        last record that cannot be read may be one that was never finished, although its end is there, or records that
+        were written with it.
         """
         self._segments = segments
         self._after = after
@@ -88,12 +91,12 @@ class Scan:
             self._life, self.writer = header.life, header.writer
             number, offset = number + 1, offset + header.record_bytes
         if following is None:
-            self._check_nothing_later(segment, data, offset, number)
+            later = tuple(self._later(segment, data, offset, number))
             marks = tuple(self._end_marks(data, offset, number))
             if marks and self._in_order:
                 raise self._damaged(segment, offset, f"record {number} was written whole, and is not what was written")
             torn = (header := decode_header(data[offset:])) is not None and header.number == number
-            self.end = End(segment, offset, number, torn or bool(marks), marks)
+            self.end = End(segment, offset, number, torn or bool(marks or later), marks, later)
         elif following != number:
             raise self._damaged(segment, offset, f"record {number} is damaged, and later ones are there")
         return number
@@ -106,11 +109,17 @@ class Scan:
         body = data[offset + HEADER_BYTES :][: header.message_bytes + header.payload_bytes]
         return header if body_is_whole(header, body) else None
 
-    def _check_nothing_later(self, segment: LogSegment, data: memoryview, offset: int, number: int) -> None:
-        """Raises DamagedData when a record of this or a later life follows the one that cannot be read."""
+    def _later(self, segment: LogSegment, data: memoryview, offset: int, number: int) -> Iterator[int]:
+        """Offsets of later records that were written with the one that cannot be read.
+
+        Raises DamagedData when a record of this or a later life follows that was not.
+        """
         for start in _found(data, offset + ALIGNMENT_BYTES, HEADER_WORD):
             header = decode_header(data[start : start + HEADER_BYTES])
             if header is not None and header.number > number and header.life >= self._life:
+                if not self._in_order and header.number - header.behind <= number:
+                    yield start
+                    continue
                 raise self._damaged(segment, offset, f"record {number} is damaged, and record {header.number} follows")
 
     def _end_marks(self, data: memoryview, offset: int, number: int) -> Iterator[int]:

@@ -46,6 +46,7 @@ from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.stream import StepStream, send_published
 from ps_server.shard.step.values import LoadReader, check_slices
+from ps_server.shard.transport.base import AT_ONCE_BYTES
 from ps_server.shard.transport.grpc_stream import (
     Context,
     GrpcServerTransport,
@@ -160,8 +161,10 @@ class ShardService:
                 tracer=self._registry.context.tracer,
                 trusted=self._registry.context.trusts_workers,
             )
-            # Over shared memory a worker's gradients are in a segment of its own.
-            spare = model.pool.reserved(sharing=transport.kind is Transport.SHM)
+            # Over shared memory a worker's gradients are in a segment of its own. What is dealt with at once is copied
+            # for the log together.
+            one_by_one = model.layout.region_bytes > AT_ONCE_BYTES
+            spare = model.pool.reserved(sharing=transport.kind is Transport.SHM and one_by_one)
             with model.streams.open(worker, transport.kind), spare:
                 await until(ended, stream.run(None if transport is anchor else partial(_ended, anchor)))
 

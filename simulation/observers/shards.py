@@ -68,7 +68,7 @@ class ShardObservers:
             (Tracker, "arrive", self._arrive),
             (Tracker, "push", self._push),
             (Tracker, "take_ready", self._take_ready),
-            (DurableLog, "append", self._append),
+            (DurableLog, "append_all", self._append_all),
             (MemoryLog, "append", self._append),
             (StepStream, "_reply", self._reply),
             (step_stream, "send_published", self._send_published),
@@ -209,19 +209,31 @@ class ShardObservers:
 
     def _append(self, original: Any) -> Any:
         def append(log: Any, entry: Any) -> Any:
-            shard = self._subjects.serving()
-            shard_map = self._named.get((self._subjects.kernel.process, getattr(entry, "model", "")))
-            if shard is not None and shard_map is not None:
-                place = self._subjects.place(shard.number, shard_map)
-                if isinstance(entry, AppliedUpdate):
-                    self._logged(place, shard.number, shard_map, entry)
-                elif isinstance(entry, Loaded) and entry.region is not None:
-                    self._loaded(place, entry.model, entry.region, entry.tracker)
-                elif isinstance(entry, BucketsPut):
-                    self._rows_loaded(place, shard.number, shard_map, entry)
+            self._appended(entry)
             return original(log, entry)
 
         return append
+
+    def _append_all(self, original: Any) -> Any:
+        def append_all(log: Any, entries: Any) -> Any:
+            for entry in entries:
+                self._appended(entry)
+            return original(log, entries)
+
+        return append_all
+
+    def _appended(self, entry: Any) -> None:
+        shard = self._subjects.serving()
+        shard_map = self._named.get((self._subjects.kernel.process, getattr(entry, "model", "")))
+        if shard is None or shard_map is None:
+            return
+        place = self._subjects.place(shard.number, shard_map)
+        if isinstance(entry, AppliedUpdate):
+            self._logged(place, shard.number, shard_map, entry)
+        elif isinstance(entry, Loaded) and entry.region is not None:
+            self._loaded(place, entry.model, entry.region, entry.tracker)
+        elif isinstance(entry, BucketsPut):
+            self._rows_loaded(place, shard.number, shard_map, entry)
 
     def _logged(self, place: int, shard: int, shard_map: ShardMap, entry: AppliedUpdate) -> None:
         owners = owners_of(shard_map, self._judge.rows.known(place))

@@ -19,8 +19,10 @@ from ps_protocol.model.spec import Consistency, Mode, NonFinite
 from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.convert.step import request_to_bytes
 from ps_protocol.wire.socket_messages import framed
+from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.consistency import Position, PushInfo, WorkerKey
-from ps_server.log.entries import MemoryLog
+from ps_server.log.durable import DurableLog
+from ps_server.log.entries import AppliedUpdate, MemoryLog
 from ps_server.optimizers.undo import StepSkipped
 from ps_server.shard.byte_budget import ByteBudget
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
@@ -28,6 +30,7 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.stream import PIPELINE_DEPTH, StepStream
 from ps_server.state.replica import Replica, Step
+from tests.log.support import opened
 from tests.support.shards import TestShard, wait_until
 from tests.support.side_channels import STALLED_SOON
 from tests.transports.support import Line, assert_same, begin, is_idle, line, running_shard, trained, whole_numbers
@@ -507,3 +510,36 @@ def test_what_comes_behind_a_push_that_waits_for_an_update_is_answered_behind_it
             assert first.receive().version == 2
             assert [second.receive().sequence for _ in range(PIPELINE_DEPTH + 3)] == [1, *[0] * (PIPELINE_DEPTH + 2)]
             assert_same(second.values, trained(initial, one, two))
+
+
+def test_pushes_that_come_while_the_disk_is_waited_for_are_logged_together_and_then_made(
+    side, shapes, tmp_path, monkeypatch, by_tasks
+):
+    write, go, begun, together = DurableLog.append_all, threading.Event(), threading.Event(), list[list[int]]()
+
+    def slow(log: DurableLog, entries: Any) -> None:
+        if isinstance(entries[0], AppliedUpdate):
+            together.append([each.pushes[0].worker.rank for each in entries])
+            begun.set()
+            go.wait()
+        write(log, entries)
+
+    config = StorageConfig(Durability.DURABLE, tmp_path, fsync=True)
+    with running_shard(live={0: 1, 1: 1, 2: 1, 3: 1}, storage_config=config) as shard, ExitStack() as stack:
+        model, initial = begin(shard, *shapes)
+        lines = [stack.enter_context(line(shard, model, side, rank=rank)) for rank in range(4)]
+        steps = [whole_numbers(model, seed) for seed in range(1, 5)]
+        monkeypatch.setattr(DurableLog, "append_all", slow)
+        lines[0].push(steps[0], finite=True)
+        begun.wait()
+        for worker, step in zip(lines[1:], steps[1:], strict=True):
+            worker.push(step, finite=True)
+        wait_until(lambda: len(model._gathered) == 3)
+        go.set()
+        assert [worker.receive().version for worker in lines] == [1, 4, 4, 4]
+        assert_same(lines[1].values, trained(initial, *steps))
+        assert model.pool.in_use == 0
+    assert [sorted(each) for each in together] == [[0], [1, 2, 3]]
+    assert by_tasks == []
+    with opened(tmp_path) as (_, found):
+        assert_same([found.models["model"].replica.region.slice(0)], trained(initial, *steps)[:1])

@@ -304,8 +304,7 @@ class Applier:
                 self.row_options, cost = rows[0].options, cost + sum([one.cost for one in rows])
 
         def work(replica: Replica) -> None:
-            for each in due:
-                self._update(replica, each, live_workers, since)
+            self._update(replica, due, live_workers, since)
 
         absent = last.pushes[0].absent
         if absent and (len(due) > 1 or len(last.pushes) > 1):
@@ -317,33 +316,53 @@ class Applier:
             queued.add_done_callback(partial(self._updated, due))
         return queued
 
-    def _update(self, replica: Replica, due: Due, live_workers: int, since: float) -> None:
-        """In the executor, for which it has waited ``since`` then."""
-        pushes, first = due.pushes, due.pushes[0]
-        is_alone = len(pushes) == 1
-        infos = (first.info,) if is_alone else tuple([push.info for push in pushes])
-        is_traced = first.trace is not None or not is_alone
-        traces = [push.trace for push in pushes if push.trace is not None] if is_traced else ()
-        began, began_ns = time.perf_counter(), time.monotonic_ns() if traces else 0
-        taken, times = None, self.times
+    def _update(self, replica: Replica, due: Sequence[Due], live_workers: int, since: float) -> None:
+        """In the executor, for which they have waited ``since`` then. First the log, for all of them together: what
+        cannot be logged is not applied.
+        """
+        began, began_ns, times = time.perf_counter(), time.monotonic_ns(), self.times
+        updates, taken, traces = list[AppliedUpdate](), list[Region](), list[ServedPush]()
         try:
-            step, taken = (due.combine or self.combine)(
-                pushes, due.scale, live_workers, self.pool, replica.tables, keep=self.log.keeps
-            )
-            if not due.is_round:
-                self.samples.sample(step, began, first.squared_norm)
-            self._make(replica, AppliedUpdate(self._name, due.version, infos, due.is_round, step), traces)
+            for each in due:
+                pushes, first = each.pushes, each.pushes[0]
+                if len(pushes) == 1:
+                    infos: tuple[PushInfo, ...] = (first.info,)
+                    if first.trace is not None:
+                        traces.append(first.trace)
+                else:
+                    infos = tuple([push.info for push in pushes])
+                    traces += [push.trace for push in pushes if push.trace is not None]
+                step, memory = (each.combine or self.combine)(
+                    pushes, each.scale, live_workers, self.pool, replica.tables, keep=self.log.keeps
+                )
+                if memory is not None:
+                    taken.append(memory)
+                if not each.is_round:
+                    self.samples.sample(step, began, first.squared_norm)
+                updates.append(AppliedUpdate(self._name, each.version, infos, each.is_round, step))
+            if self._failpoints.armed:
+                self._failpoints.hit("before_log")
+            log_ns = time.monotonic_ns() if traces else 0
+            self.log.append_all(updates)
+            for trace in traces:
+                trace.logged(log_ns, time.monotonic_ns())
+            if self._failpoints.armed:
+                self._failpoints.hit("after_log_before_apply")
+            for update in updates:
+                self._apply(replica, update)
         finally:
-            if taken is not None:
-                self.pool.give(taken)
+            for memory in taken:
+                self.pool.give(memory)
             for trace in traces:
                 trace.applied(began_ns, time.monotonic_ns())
-            times.apply.observe(time.perf_counter() - began)
-            for push in pushes:
-                waited = began - since + push.checked_seconds
-                times.queued += waited
-                times.queued_bytes += waited * push.reserved_bytes
-                self.free(push)
+            seconds = (time.perf_counter() - began) / len(due)
+            for each in due:
+                times.apply.observe(seconds)
+                for push in each.pushes:
+                    waited = began - since + push.checked_seconds
+                    times.queued += waited
+                    times.queued_bytes += waited * push.reserved_bytes
+                    self.free(push)
 
     def _updated(self, due: Sequence[Due], queued: asyncio.Future[Region]) -> None:
         for each in due:
@@ -359,16 +378,8 @@ class Applier:
                 if skipped := self.skipped.get(_key(each.pushes[0].info)):
                     self._note_skipped([push.info for push in each.pushes], skipped)
 
-    def _make(self, replica: Replica, update: AppliedUpdate, traces: Sequence[ServedPush]) -> None:
-        """In the executor. First the log: what cannot be logged is not applied."""
-        if self._failpoints.armed:
-            self._failpoints.hit("before_log")
-        began_ns = time.monotonic_ns() if traces else 0
-        self.log.append(update)
-        for trace in traces:
-            trace.logged(began_ns, time.monotonic_ns())
-        if self._failpoints.armed:
-            self._failpoints.hit("after_log_before_apply")
+    def _apply(self, replica: Replica, update: AppliedUpdate) -> None:
+        """In the executor, once it is logged."""
         try:
             replica.apply(update.step)
         except StepSkipped as skipped:
