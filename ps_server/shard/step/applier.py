@@ -343,7 +343,10 @@ class Applier:
             if self._failpoints.armed:
                 self._failpoints.hit("before_log")
             log_ns = time.monotonic_ns() if traces else 0
-            self.log.append_all(updates)
+            if len(updates) == 1:
+                self.log.append(updates[0])
+            else:
+                self.log.append_all(updates)
             for trace in traces:
                 trace.logged(log_ns, time.monotonic_ns())
             if self._failpoints.armed:

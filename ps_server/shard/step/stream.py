@@ -69,20 +69,6 @@ class Unsent:
     """The transport has the rest of an answer that its socket did not take."""
 
 
-@dataclass(slots=True)
-class Begun:
-    """A push that is received at once."""
-
-    push: IncomingPush
-    traceparent: str
-    #: When its header came, if it is traced.
-    begin_ns: int
-    #: In its message, or behind it.
-    payload_bytes: int
-    #: Taken of the budget of uploads.
-    budget_bytes: int = 0
-
-
 #: An error ends the stream.
 _Asked = IncomingPush | Fetched | RequestedLookup | Unsent | Exception
 
@@ -134,8 +120,11 @@ class StepStream:
         self._row_options: Sequence[RowOptions] = [table.options for table in model.layout.shard_map.spec.tables]
         #: What has come of the next push; None: nothing.
         self._staging: Staging | None = None
-        #: A push that is received at once: what comes of it, and what of the budget it takes until it has come.
-        self._begun: Begun | None = None
+        #: A push that is received at once; and of it: bytes in its message or behind it, those that count in the budget
+        #: of uploads until they have come, and its trace with the time when its header came.
+        self._begun: IncomingPush | None = None
+        self._begun_bytes = self._budgeted_bytes = 0
+        self._begun_trace = "", 0
         #: One that the model has gathered, and that nobody answers yet.
         self._gathered: IncomingPush | None = None
         self._answers: asyncio.Queue[_Asked | None] = asyncio.Queue(PIPELINE_DEPTH)
@@ -189,7 +178,9 @@ class StepStream:
         self._model.decide_gathered()
         if (push := self._gathered) is not None:
             self._gathered = None
-            await self._answers.put(self._asked_by(push))
+            if push.decision is not None:
+                self._note(push)
+            await self._answers.put(push if push.decision is not None else self._refused(push))
 
     def begin(self, message: StepRequest) -> Sequence[memoryview] | None:
         """See AtOnce. Pushes are decided and answered in one turn of the event loop, with those of other streams."""
@@ -197,40 +188,38 @@ class StepStream:
             return None
         if message.skipped or message.tables or message.staged:
             return None
-        begin_ns = time.monotonic_ns() if message.traceparent else 0
+        traced = message.traceparent
+        self._begun_trace = traced, time.monotonic_ns() if traced else 0
         push = self._begin(message)
-        begun = Begun(push, message.traceparent, begin_ns, len(message.payload))
+        self._begun_bytes = len(message.payload)
         if message.segment:
             push.region, push.lent = self._transport.gradients(message.segment), True
             scatter(message.payload, ())
-            self._begun = begun
+            self._begun = push
             return ()
         ranges = self._model.layout.ranges_without(push.absent, push.with_buffers)
         if message.payload:
-            self._begun = begun
+            self._begun = push
             push.region = self._model.pool.take()
             scatter(message.payload, push.region.pieces(ranges))
             return ()
-        begun.payload_bytes = size = sum([end - begin for begin, end in ranges])
+        self._begun_bytes = size = sum([end - begin for begin, end in ranges])
         if not size or self._model.copies.under_way:
             return None
         if size > FREE_BYTES:
             if not self._budgets.uploads.take_now(self._worker, size):
                 return None
-            begun.budget_bytes = size
-        self._begun = begun
+            self._budgeted_bytes = size
+        self._begun = push
         push.region = self._model.pool.take()
         return push.region.pieces(ranges)
 
     def end(self) -> bool:
         """See AtOnce."""
-        if (begun := self._begun) is None:
-            return False
-        push, model = begun.push, self._model
-        if begun.budget_bytes:
-            self._budgets.uploads.give_back(self._worker, begun.budget_bytes)
-            begun.budget_bytes = 0
-        if not model.reserve_now():
+        push, model = self._begun, self._model
+        if self._budgeted_bytes:
+            self._give_budget_back()
+        if push is None or not model.reserve_now():
             return False
         if (
             not (push.finite or self._is_unchecked)
@@ -239,51 +228,53 @@ class StepStream:
         ):
             model.release()
             return False  # what the policy says of it may have to be waited for
-        self._take_begun(begun).reserved_bytes = model.layout.region_bytes
+        push.reserved_bytes = model.layout.region_bytes
+        self._begun = None
+        self._traffic.received += self._begun_bytes
+        self._came(push, *self._begun_trace)
         self._unanswered += 1
         self._gathered = push
         model.gather(push, self._decided)
         return True
 
-    def _take_begun(self, begun: Begun) -> IncomingPush:
-        """The push of ``begun``, which has come whole, to go on with."""
-        self._begun = None
-        self._traffic.received += begun.payload_bytes
-        return self._came(begun.push, begun.traceparent, begun.begin_ns)
+    def _give_budget_back(self) -> None:
+        size, self._budgeted_bytes = self._budgeted_bytes, 0
+        self._budgets.uploads.give_back(self._worker, size)
 
     def _drop_begun(self) -> None:
-        """Its stream has ended before it was taken."""
-        if (begun := self._begun) is None:
-            return
-        self._begun = None
-        if begun.budget_bytes:
-            self._budgets.uploads.give_back(self._worker, begun.budget_bytes)
-        self._model.forget(begun.push)
+        """The stream has ended before the push that is received was taken."""
+        push, self._begun = self._begun, None
+        if self._budgeted_bytes:
+            self._give_budget_back()
+        if push is not None:
+            self._model.forget(push)
 
     def _decided(self, push: IncomingPush) -> None:
         """``push``, the only one without an answer, is decided: answer it, or leave that to the writing task."""
         if self._gathered is not push:
             return  # that has it already
         self._gathered = None
-        left = self._asked_by(push)
+        left: IncomingPush | Unsent | Exception = push
         try:
-            if left is push and (newest := self._newest_for(push)) is not None:
-                if self._answer_at_once(push, newest):
-                    self._unanswered -= 1
-                    return
-                left = Unsent()
+            if push.decision is None:
+                left = self._refused(push)
+            else:
+                self._note(push)
+                if (newest := self._newest_for(push)) is not None:
+                    if self._answer_at_once(push, newest):
+                        self._unanswered -= 1
+                        return
+                    left = Unsent()
         except Exception as error:  # noqa: BLE001 -- it belongs to the stream
             left = error
         self._answers.put_nowait(left)
 
-    def _asked_by(self, push: IncomingPush) -> IncomingPush | Unsent | Exception:
-        """What is to be answered to ``push``, which is decided; an error ends the stream."""
-        if push.decision is not None:
-            self._note(push)
-        elif isinstance(push.error, InvalidRequest):
-            self._refuse(push, push.error)
-        elif push.error is not None:
+    def _refused(self, push: IncomingPush) -> IncomingPush | Exception:
+        """What is to be answered to ``push``, about which nothing was decided; an error ends the stream."""
+        if push.error is not None and not isinstance(push.error, InvalidRequest):
             return push.error
+        if push.error is not None:
+            self._refuse(push, push.error)
         return push
 
     async def _take(self, message: StepRequest) -> _Asked | None:
@@ -349,8 +340,10 @@ class StepStream:
 
     async def _read_push(self, header: PushHeader) -> IncomingPush:
         """The push of ``header``, received whole. Raises InvalidRequest, ConnectionError."""
-        if self._begun is not None:
-            return self._take_begun(self._begun)
+        if (begun := self._begun) is not None:
+            self._begun = None
+            self._traffic.received += self._begun_bytes
+            return self._came(begun, *self._begun_trace)
         begin_ns = time.monotonic_ns() if header.traceparent else 0
         push = self._begin(header)
         rows = [push.rows.buffer] if push.rows and not header.rows_in_room else []
