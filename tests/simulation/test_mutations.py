@@ -157,8 +157,8 @@ def test_a_barrier_that_opens_early_is_seen(monkeypatch):
 def test_data_that_is_leased_twice_is_seen(monkeypatch):
     take = IntervalSet.take
 
-    def generous(self, most):
-        span = take(self, most)
+    def generous(self, most, batch=1):
+        span = take(self, most, batch)
         self.add(span)
         return span
 
