@@ -72,24 +72,23 @@ class Ranker:
         self.moments = [[tf.Variable(tf.zeros(each.shape)) for each in self.dense] for _ in range(2)]
         self.steps = tf.Variable(0.0)
         lower = [(row, column) for row in range(_VECTORS) for column in range(row)]
-        self.pairs = tf.constant([row * _VECTORS + column for row, column in lower])
+        self.pairs = [tf.constant(which) for which in zip(*lower, strict=True)]
 
     def logits(self, users, items, here, topics, numbers, dense):
         """[n]. ``users``, ``items``: the vectors of a batch; ``here``: where a history has an item."""
         of_topics, query, query_bias, *layers = dense
         items = items + tf.gather(of_topics, topics)
         item, last = items[:, 0], items[:, 1:]
-        fits = tf.einsum("nld,nd->nl", last, item @ query + query_bias) / self.dim**0.5
+        fits = tf.reduce_sum(last * (item @ query + query_bias)[:, None], axis=2) / self.dim**0.5
         fits = tf.where(here, fits, tf.constant(-1e9))
         weights = tf.nn.softmax(tf.pad(fits, [[0, 0], [1, 0]]), axis=1)[:, 1:]
-        interest = tf.einsum("nl,nld->nd", weights, last)
+        interest = tf.reduce_sum(weights[:, :, None] * last, axis=1)
         (w0, b0, w1, b1), top = layers[:4], layers[4:]
         bottom = tf.nn.relu(numbers @ w0 + b0) @ w1 + b1
         vectors = tf.stack([bottom, users, item, interest], axis=1)
-        dots = tf.reshape(tf.matmul(vectors, vectors, transpose_b=True), [-1, _VECTORS * _VECTORS])
-        hidden = tf.concat(
-            [tf.reshape(vectors, [-1, _VECTORS * self.dim]), tf.gather(dots, self.pairs, axis=1)], axis=1
-        )
+        first, second = (tf.gather(vectors, which, axis=1) for which in self.pairs)
+        dots = tf.reduce_sum(first * second, axis=2)
+        hidden = tf.concat([tf.reshape(vectors, [-1, _VECTORS * self.dim]), dots], axis=1)
         for number in range(0, len(top), 2):
             hidden = hidden @ top[number] + top[number + 1]
             if number < len(top) - 2:

@@ -7,6 +7,7 @@ items that its user has been shown last, which are functions of the same kind: n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from clicks.hashing import Bits, key, mix, uniforms
 NUMBERS = 2
 NONE = 0
 """The item of a place in a history that is empty."""
+
+_key = cache(key)
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -102,13 +105,12 @@ class Stream:
     def _shown(self, users: Ids, visits: Ids, windows: Ids) -> Ids:
         """Mostly an item of a topic that the user likes; few items of a topic are shown most."""
         bits = self._bits(_SHOWN, mix(users.view(np.uint64))[:, None] + visits.view(np.uint64))
-        chances, others = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24), mix(bits)
-        liked = self._favourites(users)
-        choice = (others & np.uint64(0xFFFF)).astype(np.int64)
+        chances = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+        choice = (bits & np.uint64(0xFFFF)).astype(np.int64)
         topics = np.where(
-            (others >> np.uint64(32)).astype(np.float64) < _OF_FAVOURITES * 2.0**32,
-            liked[np.arange(len(users))[:, None], choice % _FAVOURITES],
-            choice % self.topics,
+            (bits & np.uint64(0xFFFFFF0000)) < np.uint64(_OF_FAVOURITES * 2.0**40),
+            np.take_along_axis(self._favourites(users), (choice * _FAVOURITES) >> 16, axis=1),
+            (choice * self.topics) >> 16,
         )
         # The inverse of a bounded Pareto distribution: ranks 1 to ``items``.
         power = 1.0 - self.exponent
@@ -117,10 +119,12 @@ class Stream:
         ranks = np.clip(ranks, 1, self.items)
         # Popularity drifts: in each window the ranks between two powers of two are in another order.
         octaves = np.left_shift(1, np.frexp(ranks.astype(np.float32))[1] - 1)
-        orders = (self._bits(_DRIFT, windows.view(np.uint64)) >> np.uint64(20)).astype(np.int64)
+        every = np.arange(windows.max(initial=0) + 1, dtype=np.uint64)
+        orders = (self._bits(_DRIFT, every) >> np.uint64(20)).astype(np.int64)[windows]
         swapped = ranks ^ (orders & (octaves - 1))
         places = topics + self.topics * (np.where(swapped > self.items, ranks, swapped) - 1)
-        turns = (mix(places.view(np.uint64)) % np.uint64(self.life)).astype(np.int64)
+        # Not all in the same window: by Fibonacci hashing.
+        turns = ((((places * 0x9E3779B1) >> 16) & 0xFFFF) * self.life) >> 16
         return 1 + places + self.topics * self.items * ((windows + turns) // self.life)
 
     def _favourites(self, users: Ids) -> Ids:
@@ -143,7 +147,7 @@ class Stream:
         )
 
     def _bits(self, what: int, counters: Bits) -> Bits:
-        return mix(counters ^ key(self.seed, what))
+        return mix(counters ^ _key(self.seed, what))
 
 
 def _centred(bits: Bits) -> Floats:
