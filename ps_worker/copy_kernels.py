@@ -51,6 +51,14 @@ def put(ids: Any, slots: Any, keys: Any, count: Any, found: Any) -> Any:
     return count
 
 
+@kernel(types.void(types.Array(types.float32, 2, "C", readonly=True), _I64, types.float32[:, ::1]))
+def write(values: Any, found: Any, rows: Any) -> None:
+    """``rows[found[i]] = values[i]``."""
+    for i in range(found.size):
+        for column in range(rows.shape[1]):
+            rows[found[i], column] = values[i, column]
+
+
 @kernel(types.void(types.int64, _I64, _I64))
 def fill(count: Any, slots: Any, keys: Any) -> None:
     """Fill empty ``slots`` with the first ``count`` rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,9 @@ __all__ = ["Change", "Cursor", "TableCopy", "follow_table", "load_cursor", "save
 Floats = npt.NDArray[np.float32]
 
 _FIRST_ROWS = 1024
+
+_ROWS_AT_ONCE = 2048
+"""Written or removed before a look-up of another thread has its turn."""
 
 
 def follow_table(
@@ -97,14 +101,18 @@ def _checksum(*arrays: npt.NDArray[Any]) -> np.uint64:
 
 
 class TableCopy:
-    """A copy of a table: rows by id in memory, with the position of the last change. Used by one thread.
+    """A copy of a table: rows by id in memory, with the position of the last change.
 
-    It equals the rows on the shards once a change that is ``whole`` was applied. ``len`` is the number of rows.
+    One thread applies changes and saves the copy. ``rows``, ``has``, ``ids`` and ``len``, the number of rows, may be
+    called in any thread meanwhile: they wait for a part of a change at most, and each row is as it was before or after
+    it. The copy equals the rows on the shards once a change that is ``whole`` was applied.
     """
 
     def __init__(self) -> None:
         #: The cursor of the last change applied; None: none was.
         self.cursor: Cursor | None = None
+        #: Held while anything below changes.
+        self._lock = threading.Lock()
         self._count = 0
         self._ids: Ids = np.empty(_FIRST_ROWS, np.int64)
         self._rows: Floats = np.empty((_FIRST_ROWS, 0), np.float32)
@@ -116,7 +124,8 @@ class TableCopy:
     @property
     def ids(self) -> Ids:
         """Ids that have a row, int64 [n], in no order."""
-        return self._ids[: self._count].copy()
+        with self._lock:
+            return self._ids[: self._count].copy()
 
     def apply(self, change: Change) -> None:
         """Apply one change, in the order in which changes come.
@@ -146,8 +155,10 @@ class TableCopy:
         Returns:
             float32 [n, dim], or [n, width] with the state of the optimizer.
         """
-        found = self._find(np.ascontiguousarray(ids, np.int64))
-        rows = self._rows[found]
+        wanted = np.ascontiguousarray(ids, np.int64)
+        with self._lock:
+            found = self._find(wanted)
+            rows = self._rows[found]
         rows[found < 0] = missing
         return rows
 
@@ -160,7 +171,9 @@ class TableCopy:
         Returns:
             bool [n].
         """
-        return self._find(np.ascontiguousarray(ids, np.int64)) >= 0
+        wanted = np.ascontiguousarray(ids, np.int64)
+        with self._lock:
+            return self._find(wanted) >= 0
 
     def save(self, path: Path) -> None:
         """Save rows and cursor in one file, atomically.
@@ -211,15 +224,20 @@ class TableCopy:
         if not ids.size:
             return
         self._make_room(self._count + ids.size, rows.shape[1])
+        rows = np.ascontiguousarray(rows)
         found = np.empty(ids.size, np.int64)
-        self._count = copy_kernels.put(ids, self._slots, self._ids, self._count, found)
-        self._rows[found] = rows
+        for part in _parts(ids.size):
+            with self._lock:
+                self._count = copy_kernels.put(ids[part], self._slots, self._ids, self._count, found[part])
+                copy_kernels.write(rows[part], found[part], self._rows)
 
     def _remove(self, ids: Ids) -> None:
-        self._count = copy_kernels.remove(ids, self._slots, self._ids, self._count, self._rows)
+        for part in _parts(ids.size):
+            with self._lock:
+                self._count = copy_kernels.remove(ids[part], self._slots, self._ids, self._count, self._rows)
 
     def _make_room(self, count: int, width: int) -> None:
-        """Make room for ``count`` rows, with slots of which half stay free."""
+        """Make room for ``count`` rows, with slots of which half stay free. Look-ups go on while rows are copied."""
         kept = self._count
         if kept and width != self._rows.shape[1]:
             raise InvalidRequest(
@@ -228,13 +246,20 @@ class TableCopy:
                 actual=f"{width} numbers",
                 remedy="begin a new copy, without a cursor; or follow as before, with or without the optimizer's state",
             )
-        if count > self._ids.size or width != self._rows.shape[1]:
+        ids, rows, slots = self._ids, self._rows, self._slots
+        if count > ids.size or width != rows.shape[1]:
             size = max(count, 2 * kept, _FIRST_ROWS)
-            before = self._ids, self._rows
-            self._ids, self._rows = np.empty(size, np.int64), np.empty((size, width), np.float32)
-            self._ids[:kept] = before[0][:kept]
+            ids, rows = np.empty(size, np.int64), np.empty((size, width), np.float32)
+            ids[:kept] = self._ids[:kept]
             if kept:
-                self._rows[:kept] = before[1][:kept]
-        if 2 * count > self._slots.size:
-            self._slots = np.full(4 * (1 << (count - 1).bit_length()), -1, np.int64)
-            copy_kernels.fill(kept, self._slots, self._ids)
+                rows[:kept] = self._rows[:kept]
+        if 2 * count > slots.size:
+            slots = np.full(4 * (1 << (count - 1).bit_length()), -1, np.int64)
+            copy_kernels.fill(kept, slots, ids)
+        with self._lock:
+            self._ids, self._rows, self._slots = ids, rows, slots
+
+
+def _parts(count: int) -> Iterator[slice]:
+    for begin in range(0, count, _ROWS_AT_ONCE):
+        yield slice(begin, begin + _ROWS_AT_ONCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from contextlib import suppress
 from dataclasses import replace
 
@@ -44,6 +45,35 @@ def test_it_holds_what_the_changes_say(changes):
         assert len(copy) == len(expected)
         asked = np.arange(-6, 61)
         assert copy.has(asked).tolist() == [id_ in expected for id_ in asked.tolist()]
+
+
+def test_other_threads_see_whole_rows_while_changes_are_applied(monkeypatch):
+    monkeypatch.setattr(feed, "_FIRST_ROWS", 4)
+    monkeypatch.setattr(feed, "_ROWS_AT_ONCE", 64)
+    copy, ids, done = TableCopy(), np.arange(4000), threading.Event()
+    spec = table_spec(dim=16, buckets=4)
+
+    def apply():
+        for number in range(1, 41):
+            part = ids[: 100 * number]
+            rows = np.repeat((part * 1000 + number).astype(np.float32)[:, None], 16, axis=1)
+            copy.apply(Change(0, spec, (), part[::7].copy(), part, rows, whole=True, cursor={}))
+        done.set()
+
+    writer = threading.Thread(target=apply)
+    writer.start()
+    try:
+        while not done.is_set():
+            seen = copy.rows(ids, missing=-1)
+            if seen.shape[1]:
+                assert (seen == seen[:, :1]).all()
+                there = seen[:, 0] >= 0
+                assert (seen[there, 0] // 1000 == ids[there]).all()
+            assert copy.has(copy.ids).sum() >= 0
+            assert len(copy) <= ids.size
+    finally:
+        writer.join()
+    assert (copy.rows(ids)[:, 0] == ids * 1000 + 40).all()
 
 
 def test_it_grows_far_beyond_what_it_began_with(monkeypatch):
