@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 import math
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, field, fields
 from pathlib import Path
@@ -24,6 +23,8 @@ import click
 from click.core import ParameterSource
 
 from ps_protocol.cluster.address import is_service_link
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.tables import size_in_bytes
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -51,8 +52,10 @@ class ByteSize(click.ParamType[int, int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """As in click."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", str(value), re.IGNORECASE | re.ASCII)
-        size = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
+        try:
+            size = size_in_bytes(value)
+        except InvalidRequest:
+            size = 0
         if size < 1:
             self.fail(f"{value!r} is not a size, such as 512MB or 4GB.", param, ctx)
         return size

@@ -46,7 +46,7 @@ class ShardContext:
     promises: Callable[[], bool] = lambda: False
     #: Values of variables of all models that this shard takes.
     max_model_bytes: int = field(default_factory=machine_bytes)
-    #: The limit for rows of tables, above which they are on disk; None: there is none.
+    #: The limit for rows of tables, above which they are on disk.
     row_memory: RowMemory | None = None
     #: Memory of answers on their way, and of what clients are sending.
     budgets: ByteBudgets = field(default_factory=ByteBudgets.of)

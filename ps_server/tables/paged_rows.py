@@ -187,6 +187,8 @@ class PagedRows:
         self._used = self._free_count = 0
         self._hand = 0
         self.count = 0
+        #: Of this table alone, ids and maps with it; 0: that of all.
+        self.limit_bytes = 0
         self._file: RecordFile | None = None
         #: Rows that were looked for in memory, and those of them that were on disk.
         self.wanted = self.missed = 0
@@ -226,8 +228,9 @@ class PagedRows:
 
     @property
     def wanted_bytes(self) -> int:
-        """What all rows would take in memory."""
-        return self.count * self.slot_bytes
+        """What all rows would take in memory, or may."""
+        wanted = self.count * self.slot_bytes
+        return min(wanted, max(0, self.limit_bytes - self.index_bytes)) if self.limit_bytes else wanted
 
     @property
     def lot_rows(self) -> int:

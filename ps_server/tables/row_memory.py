@@ -22,8 +22,8 @@ SEGMENT_BYTES = 1 << 20
 class RowMemory:
     """The memory for rows of all tables of one shard. Used by the shard's executor."""
 
-    #: Of rows, ids and maps together.
-    limit_bytes: int
+    #: Of rows, ids and maps together; 0: none but those of tables.
+    limit_bytes: int = 0
     #: Where the others are.
     folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     shard: int = 0
@@ -36,10 +36,13 @@ class RowMemory:
 
     def most_rows(self, of: PagedRows) -> int:
         """How many of its rows a table may have in memory: what the ids and maps of all leave is divided evenly, and
-        what one does not need is the others'.
+        what one does not need is the others'. A table with a limit of its own has no more than that.
         """
+        if not self.limit_bytes:
+            return max(FEWEST_ROWS, (of.limit_bytes - of.index_bytes) // of.slot_bytes)
         if len(self._tables) == 1:
-            return max(FEWEST_ROWS, (self.limit_bytes - of.index_bytes) // of.slot_bytes)
+            limit = min(self.limit_bytes, of.limit_bytes or self.limit_bytes)
+            return max(FEWEST_ROWS, (limit - of.index_bytes) // of.slot_bytes)
         left = self.limit_bytes - sum(each.index_bytes for each in self._tables)
         wanted = sorted(each.wanted_bytes for each in self._tables)
         share = 0
@@ -50,4 +53,6 @@ class RowMemory:
             left -= need
         else:
             share = max(share, of.wanted_bytes)
+        if of.limit_bytes:
+            share = min(share, of.limit_bytes - of.index_bytes)
         return max(FEWEST_ROWS, share // of.slot_bytes)

@@ -39,7 +39,8 @@ class ShardTable:
     """
 
     def __init__(self, spec: TableSpec, buckets: Sequence[int], memory: RowMemory | None = None) -> None:
-        """``buckets``: those that are here; ``spec`` is valid. ``memory``: a limit, above which rows are on disk.
+        """``buckets``: those that are here; ``spec`` is valid. ``memory``: where rows are above a limit of all tables,
+        or of this one.
 
         Raises TableFull when there is no address space.
         """
@@ -53,14 +54,23 @@ class ShardTable:
         self.inserted = self.expired = self.evicted = 0
         self._here = np.zeros(spec.buckets, np.bool_)
         self._here[list(buckets)] = True
+        if memory is None and life.memory_bytes:
+            memory = RowMemory()
+        elif memory is not None and not memory.limit_bytes and not life.memory_bytes:
+            memory = None
         by_uses = bool(life.max_rows) and life.eviction is Eviction.LFU
         self._store = RowStore(spec.buckets, spec.width, with_uses=by_uses, memory=memory, name=spec.name)
         self._admits_all = life.admit_after <= 1 and life.admit_probability in (0, 1)
         self._waiting = WaitingIds(spec.buckets) if life.admit_after > 1 else None
         self._initial = InitialRows(spec)
         self._changes = Changes(spec.buckets)
+        self._limit_memory()
         self._calendar = Calendar(life)
         self._sweep = Sweep(self._store, life.eviction)
+
+    def _limit_memory(self) -> None:
+        if self.paged is not None:
+            self.paged.limit_bytes = self.spec.life.memory_bytes * int(self._here.sum()) // self.spec.buckets
 
     # -- sizes
 
@@ -288,6 +298,7 @@ class ShardTable:
         """Replace the contents of a bucket. Raises the table's count of updates to that of ``contents``."""
         self.forget(contents.bucket)
         self._here[contents.bucket] = True
+        self._limit_memory()
         self.updates = max(self.updates, contents.updates)
         self._store.write(Columns(contents.ids, contents.touched, contents.rows, contents.uses))
         if self._waiting is not None:
@@ -316,6 +327,7 @@ class ShardTable:
         if self._waiting is not None:
             self._waiting.forget(bucket)
         self._here[bucket] = False
+        self._limit_memory()
 
     # -- changes, for feeds and incremental checkpoints
 

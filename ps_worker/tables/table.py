@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_protocol.model.tables import Eviction, RowLife, TableSpec, validate
+from ps_protocol.model.tables import Eviction, RowLife, TableSpec, size_in_bytes, validate
 from ps_worker.rows import Adagrad, Init, RowOptimizer, Uniform
 from ps_worker.tables.row_gradients import RowGradients
 
@@ -60,6 +60,7 @@ class Table:
         expire_after_seconds: float = 0.0,
         max_rows: int = 0,
         eviction: str = "refuse",
+        memory: int | str = 0,
         buckets: int = 256,
     ) -> None:
         """Declare a table. Its rows are on the shards from ``Cluster.optimizer`` or ``Cluster.follow`` on.
@@ -77,6 +78,8 @@ class Table:
             max_rows: Most rows of the table. 0: no limit.
             eviction: What a full table does with a new row: "refuse" it, or evict the least recently ("lru") or least
                 frequently ("lfu") used one.
+            memory: Memory of the table on all shards together, in bytes or as "4GB": the rows that were not used lately
+                are on the disks of the shards. 0: all are in memory, unless ``ps-server --table-memory`` limits them.
             buckets: Number of parts in which rows are placed on shards and moved.
 
         Raises:
@@ -103,6 +106,7 @@ class Table:
                 expire_after_seconds,
                 max_rows,
                 _eviction(eviction),
+                size_in_bytes(memory),
             ),
             buckets=buckets,
         )

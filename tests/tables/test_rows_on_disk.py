@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.errors import DamagedData
-from ps_protocol.model.tables import Eviction, Ids, RowLife, TableSpec
+from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.model.tables import Eviction, Ids, RowLife, TableSpec, size_in_bytes
 from ps_server.tables import record_file
 from ps_server.tables.bucket_contents import BucketContents
 from ps_server.tables.paged_rows import PagedRows
@@ -33,7 +33,7 @@ LIVES = {
 
 def memory_of(folder: Path, of: TableSpec, rows: int) -> RowMemory:
     """Memory for about so many of 1,000 rows, besides their ids and maps; for FEWEST_ROWS at least."""
-    return RowMemory(27_000 + rows * (9 + 4 * of.width) if rows else 0, folder, 3, 1 << 10)
+    return RowMemory(27_000 + rows * (9 + 4 * of.width) if rows else 1, folder, 3, 1 << 10)
 
 
 def paged(table: ShardTable) -> PagedRows:
@@ -366,3 +366,45 @@ def test_the_limit_counts_ids_and_maps(tmp_path: Path) -> None:
     table = _table(tmp_path)
     use(table, range(1000))
     assert paged(table).in_memory <= 2 * FEWEST_ROWS
+
+
+def test_a_table_with_a_limit_of_its_own_has_the_share_of_the_buckets_that_are_here(tmp_path: Path) -> None:
+    of = spec("adagrad", dim=16, life=RowLife(memory_bytes=800_000))
+    whole, half = ShardTable(of, range(8)), ShardTable(of, range(4), RowMemory(folder=tmp_path))
+    use(whole, range(10_000))
+    for bucket in range(4):
+        half.put(whole.contents(bucket))
+    assert whole.on_disk > 3000
+    assert 600_000 < whole.memory_bytes < 850_000
+    assert half.memory_bytes < 450_000
+    assert all(same(half.contents(bucket), whole.contents(bucket)) for bucket in range(4))
+    half.forget(3)
+    use(half, [int(each) for each in half.ids_of(0)])
+    assert half.memory_bytes < 350_000
+
+
+def test_the_smaller_one_of_two_limits_holds_and_a_table_without_one_has_the_rest(tmp_path: Path) -> None:
+    memory = RowMemory(1_000_000, tmp_path)
+    limited = ShardTable(spec("adagrad", dim=16, life=RowLife(memory_bytes=300_000)), range(8), memory)
+    free = ShardTable(spec("adagrad", dim=16, name="free"), range(8), memory)
+    for begin in range(0, 8000, 200):
+        use(limited, range(begin, begin + 200))
+        use(free, range(begin, begin + 200))
+    assert limited.memory_bytes < 400_000
+    assert 500_000 < free.memory_bytes < 900_000
+
+
+def test_without_any_limit_all_rows_are_in_memory(tmp_path: Path) -> None:
+    table = ShardTable(spec(), range(8), RowMemory(folder=tmp_path))
+    assert table.paged is None
+
+
+@pytest.mark.parametrize(("text", "size"), [("4GB", 4 << 30), ("512 mb", 512 << 20), ("1.5KiB", 1536), (77, 77)])
+def test_a_size_is_a_number_of_bytes_with_a_unit(text: int | str, size: int) -> None:
+    assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "4 GBs", "1e9", "four"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="no number of bytes"):
+        size_in_bytes(text)

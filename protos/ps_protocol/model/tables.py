@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -56,6 +57,9 @@ class RowLife:
     #: The most rows of the whole table, each bucket with its share; 0: as many as fit into memory.
     max_rows: int = 0
     eviction: Eviction = Eviction.REFUSE
+    #: Memory of the whole table, of which each bucket has its share: the other rows are on disk. 0: all rows are in
+    #: memory, unless the shard has a limit.
+    memory_bytes: int = 0
 
 
 class RowCount(NamedTuple):
@@ -98,6 +102,14 @@ class TableSpec:
         return self.dim + self.state_width
 
 
+def size_in_bytes(size: int | str) -> int:
+    """A number of bytes: digits, and perhaps KB, MB, GB or TB, powers of 1,024. Raises InvalidRequest."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", str(size), re.IGNORECASE | re.ASCII)
+    if found is None:
+        raise InvalidRequest("no number of bytes", expected="such as 512MB or 4GB", actual=repr(size))
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+
+
 def validate(spec: TableSpec) -> None:
     """Raises InvalidRequest or UnsupportedOptimizer for an invalid table."""
     life = spec.life
@@ -135,6 +147,7 @@ def validate(spec: TableSpec) -> None:
             "0 or more, finite",
             life.expire_after_seconds,
         ),
+        (life.memory_bytes >= 0, "memory", "0 or more bytes", life.memory_bytes),
         (life.max_rows == 0 or life.max_rows >= spec.buckets, "max_rows", "0, or as many as buckets", life.max_rows),
     )
     for fine, what, expected, actual in checks:

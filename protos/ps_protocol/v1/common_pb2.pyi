@@ -192,20 +192,22 @@ class RowInit(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
 
 class RowLife(_message.Message):
-    __slots__ = ("admit_after", "admit_probability", "expire_after_updates", "expire_after_seconds", "max_rows", "eviction")
+    __slots__ = ("admit_after", "admit_probability", "expire_after_updates", "expire_after_seconds", "max_rows", "eviction", "memory_bytes")
     ADMIT_AFTER_FIELD_NUMBER: _ClassVar[int]
     ADMIT_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_AFTER_UPDATES_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     EVICTION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     admit_after: int
     admit_probability: float
     expire_after_updates: int
     expire_after_seconds: float
     max_rows: int
     eviction: Eviction
-    def __init__(self, admit_after: _Optional[int] = ..., admit_probability: _Optional[float] = ..., expire_after_updates: _Optional[int] = ..., expire_after_seconds: _Optional[float] = ..., max_rows: _Optional[int] = ..., eviction: _Optional[_Union[Eviction, str]] = ...) -> None: ...
+    memory_bytes: int
+    def __init__(self, admit_after: _Optional[int] = ..., admit_probability: _Optional[float] = ..., expire_after_updates: _Optional[int] = ..., expire_after_seconds: _Optional[float] = ..., max_rows: _Optional[int] = ..., eviction: _Optional[_Union[Eviction, str]] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class NoValue(_message.Message):
     __slots__ = ()

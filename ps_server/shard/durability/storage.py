@@ -73,9 +73,9 @@ class RecordAges:
         self._times = [self._times[i] for i in kept]
 
 
-def row_memory(config: StorageConfig, shard: int) -> RowMemory | None:
-    """The limit for rows of tables; None: all are in memory."""
-    return RowMemory(config.table_memory_bytes, shard=shard) if config.table_memory_bytes else None
+def row_memory(config: StorageConfig, shard: int) -> RowMemory:
+    """The limit for rows of tables."""
+    return RowMemory(config.table_memory_bytes, shard=shard)
 
 
 class Storage:
@@ -96,7 +96,7 @@ class Storage:
         self.promised = False
         #: Models the directory held.
         self.recovered: dict[str, ModelState] = {}
-        #: The limit for rows of tables, above which they are on disk; None: there is none.
+        #: The limit for rows of tables, above which they are on disk.
         self.row_memory = row_memory(config, shard)
         #: How long reading the directory took, at the start.
         self.recovery_seconds = 0.0
@@ -114,8 +114,8 @@ class Storage:
         config, executor = self._config, self._executor
         goes_on, began = config.durability is Durability.DURABLE, time.monotonic()
         folder = self._folder = DataFolder.open(data_dir, shard)
-        if (rows := self.row_memory) is not None:
-            rows.folder = folder.path
+        rows = self.row_memory
+        rows.folder = folder.path
         try:
             # In the executor: replaying uses as many threads of torch as training.
             found = await executor.submit(lambda: recover(folder, log_goes_on=goes_on, row_memory=rows), 1 << 62)

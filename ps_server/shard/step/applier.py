@@ -503,8 +503,10 @@ class Applier:
                 at = end
             return values
 
-        rows = sum(ids.size for _, ids in wanted)
-        return self._executor.submit(work, rows * ROW_COST_BYTES)
+        cost = sum(ids.size for _, ids in wanted) * ROW_COST_BYTES
+        if any(tables[table].on_disk for table, _ in wanted):
+            cost += INLINE_WORK_BYTES  # The event loop does not wait for a disk.
+        return self._executor.submit(work, cost)
 
     def number(self) -> asyncio.Future[int]:
         """The last record of the log when everything decided so far has been done."""

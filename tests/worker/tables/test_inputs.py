@@ -93,12 +93,17 @@ def test_features_are_exactly_those_declared(ids: dict[str, torch.Tensor]) -> No
         ({"init": rows.Normal(std=float("nan"))}, InvalidRequest, "numbers between"),
         ({"seed": -1}, InvalidRequest, "seed"),
         ({"max_rows": 3}, InvalidRequest, "max_rows"),
+        ({"memory": "lots"}, InvalidRequest, "no number of bytes"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_at_once(settings: dict[str, Any], error: type[PsError], said: str) -> None:
     with pytest.raises(error) as raised:
         Table(**{"dim": 2, "name": "t", **settings})
     assert said in str(raised.value)
+
+
+def test_the_memory_of_a_table_is_a_number_of_bytes_with_a_unit() -> None:
+    assert Table(2, name="t", memory="4GB").spec(1).life.memory_bytes == 4 << 30
 
 
 @pytest.mark.parametrize("dim", [0, -1, 1 << 20])
