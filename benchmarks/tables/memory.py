@@ -1,7 +1,7 @@
-"""Rows per second where a tenth of a table's rows are in memory, beside the same table all in memory.
+"""Rows per second where a part of a table's rows is in memory, beside the same table all in memory.
 
-``python -m benchmarks.tables.memory [ROWS]``: a row of Markdown for each operation. Both tables are up at the same time
-and take turns. A step has the different ones of 10,000 ids, by a power law or evenly, other ones each time.
+``python -m benchmarks.tables.memory [ROWS] [PART]``: a row of Markdown for each operation. Both tables are up at the
+same time and take turns. A step has the different ones of 10,000 ids, by a power law or evenly, other ones each time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.tables.small import cpu_seconds
 from benchmarks.timing import Loop
 from ps_worker import rows
 
-ROWS, DRAWN, KEPT = 2_000_000, 10_000, 400
+ROWS, PART, DRAWN, KEPT = 2_000_000, 0.1, 10_000, 400
 PULL, PUSH, STEP, PREFETCHED = "pulled", "pushed", "pulled and pushed", "pulled and pushed, prefetched"
 OPERATIONS = (PULL, PUSH, STEP, PREFETCHED)
 POWER, EVEN = "power law", "even"
@@ -72,7 +72,7 @@ def worker(address: str, table_rows: int, law: str) -> Iterator[MemoryLoop]:
                 at += 1
                 yield kept[at % KEPT]
 
-        plain, ahead = batches(), connection.prefetch(batches(), lambda batch: {table: batch})
+        plain, ahead = batches(), iter(connection.prefetch(batches(), lambda batch: {table: batch}))
 
         def step(source: Iterator[torch.Tensor]) -> None:
             forward(source)
@@ -93,23 +93,23 @@ def worker(address: str, table_rows: int, law: str) -> Iterator[MemoryLoop]:
             check()
 
         loop = MemoryLoop(
-            {PULL: pull, PUSH: push, STEP: lambda: step(plain), PREFETCHED: lambda: step(iter(ahead))},
+            {PULL: pull, PUSH: push, STEP: lambda: step(plain), PREFETCHED: lambda: step(ahead)},
             {PUSH: lambda: forward(plain)},
         )
         loop.rows = statistics.mean(len(each) for each in kept)
         yield loop
 
 
-def _limit(table_rows: int) -> int:
-    """Memory for a tenth of the rows, besides ids and maps."""
-    return table_rows * _INDEX_BYTES + table_rows // 10 * _ROW_BYTES
+def _limit(table_rows: int, part: float) -> int:
+    """Memory for this part of the rows, besides ids and maps."""
+    return table_rows * _INDEX_BYTES + int(table_rows * part) * _ROW_BYTES
 
 
-def measure(table_rows: int, law: str, say: Callable[[str], None]) -> None:
+def measure(table_rows: int, part: float, law: str, say: Callable[[str], None]) -> None:
     """Print a row of Markdown for each operation."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-rows-", dir=Path.cwd()))
-        limits = ((), ("--table-memory", str(_limit(table_rows)), "--data-dir", folder, "--durability", "memory"))
+        limits = ((), ("--table-memory", str(_limit(table_rows, part)), "--data-dir", folder, "--durability", "memory"))
         clusters = [stack.enter_context(running_cluster(options=options)) for options in limits]
         children = [stack.enter_context(Child(worker, each.address, table_rows, law)) for each in clusters]
         for child in children:
@@ -136,11 +136,12 @@ def measure(table_rows: int, law: str, say: Callable[[str], None]) -> None:
 def main() -> None:
     """Entry point."""
     table_rows = int(float(sys.argv[1])) if len(sys.argv) > 1 else ROWS
+    part = float(sys.argv[2]) if len(sys.argv) > 2 else PART
     print(f"{table_rows:,} rows of {DIM} numbers with Adagrad; million rows per second, CPU of the shard in ms a step")
-    print("| ids | rows | all in memory | a tenth | ratio | CPU, all | CPU, a tenth |")
+    print(f"| ids | rows | all in memory | {part:g} of them | ratio | CPU, all | CPU, {part:g} |")
     print("|---|---|---|---|---|---|---|")
     for law in (POWER, EVEN):
-        measure(table_rows, law, lambda line: print(line, flush=True))
+        measure(table_rows, part, law, lambda line: print(line, flush=True))
 
 
 if __name__ == "__main__":

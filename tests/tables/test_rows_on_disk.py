@@ -404,7 +404,7 @@ def test_a_size_is_a_number_of_bytes_with_a_unit(text: int | str, size: int) -> 
     assert size_in_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1", "4 GBs", "1e9", "four"])
+@pytest.mark.parametrize("text", ["", "GB", "-1", "4 GBs", "1e9", "four", "４GB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="no number of bytes"):
         size_in_bytes(text)
