@@ -64,11 +64,14 @@ def exchange(identity: Identity, sequence: int, phase: int, clock: int) -> list[
     """What may follow on a stream that stands before the push of this sequence, phase and clock."""
     rows = [pb.TableRows(table=0, rows=5)]
     region, where = bytes(identity.region_bytes), {"sequence": sequence, "phase": phase, "clock": clock}
+    worker = pb.WorkerId(rank=identity.rank + 1, incarnation=identity.incarnation)
+    other = pb.PushContribution(worker=worker, **where)
     return [
         pb.StepRequest(push=pb.PushHeader(payload=region, **where)),
         pb.StepRequest(push=pb.PushHeader(payload=region + _IDS + _ROWS, tables=rows, **where)),
         pb.StepRequest(push=pb.PushHeader(payload=region, groups=[options_to_pb({"lr": 0.01})], **where)),
         pb.StepRequest(push=pb.PushHeader(skipped=True, **where)),
+        pb.StepRequest(push=pb.PushHeader(payload=region, weight=2.0, contributions=[other], **where)),
         pb.StepRequest(lookup=pb.Lookup(number=sequence, tables=rows, now=True, payload=_IDS)),
         pb.StepRequest(stage=pb.Stage(begin=0, end=64, payload=bytes(64))),
         pb.StepRequest(fetch=pb.Fetch()),

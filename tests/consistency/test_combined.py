@@ -199,3 +199,16 @@ def test_skipped_by_all_it_moves_their_clocks_and_changes_nothing() -> None:
         job.rounds()
         assert (job.position(0), job.position(1), job.tracker.version) == (at(1), at(1), 0)
         assert job.tracker.counts.outcomes["skipped"] == 1
+
+
+def test_a_round_that_is_closed_until_its_norm_is_known_has_it_once() -> None:
+    job = Job(backup(1), 4)
+    job.tracker.push(combined(job, 2, 1))
+    assert job.tracker.close_ready(0.0) is None
+    job.push(3, 1)
+    assert [push.worker.rank for push in job.tracker.close_ready(0.0) or ()] == [2, 3]
+    assert job.push(0, 1).verdict is Verdict.LATE
+    taken = job.tracker.take_closed(4.0)
+    assert (taken.version, [push.workers for push in taken.contributions]) == (1, [2, 1])
+    assert [standing.last_sequence for standing in job.tracker.persisted_state().standings] == [0, 1, 1, 1]
+    assert job.tracker.part_of_norm(at(1)) == 4.0
