@@ -162,7 +162,7 @@ class StorageFull(Retryable):
 
 
 class DamagedData(PsError):
-    """Files on disk are not what was written, or not of this version or process."""
+    """Files on disk are not what was written, not of this version or process, or do not have the rows that are due."""
 
     code = ErrorCode.DAMAGED_DATA
 
