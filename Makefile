@@ -87,7 +87,7 @@ proto-check: $(PROTO_VENV)/.ready
 bench: setup  ## measure on this machine; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
 
-chaos: setup  ## train under random faults and check what is left: SEED=, MINUTES=30, EVERY=60 (seconds between kills)
+chaos: setup  ## train under random faults and check what is left: SEED=, MINUTES=30, EVERY=60 (seconds between kills), TRANSPORT=grpc
 	$(BIN)/python -m chaos
 
 damage: setup  ## flip bits in files of data directories, cut and delete them: each is noticed, or harmless (DAMAGES=2000, SEED=)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,15 @@ from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.certs import CertificateFolder
 
+_TRANSPORTS: Mapping[str, Sequence[str]] = {
+    "grpc": ("--no-shm", "--bulk-ports", "off"),
+    "bulk": ("--no-shm",),
+    "shm": ("--bulk-ports", "off"),
+}
+"""What shards are given, so that there is this one, and gRPC, under which every stream begins."""
+
+TRANSPORTS = tuple(_TRANSPORTS)
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -29,6 +38,8 @@ class Size:
     step_seconds: float = 0.05
     #: With TLS, client certificates and tokens.
     secure: bool = True
+    #: Of the workers' steps.
+    transport: str = "grpc"
 
 
 class Cluster:
@@ -126,7 +137,7 @@ class Cluster:
         whom = ("--shard", str(number), "--coordinator", self.links[f"{name}–coordinator"].address)
         # Snapshots often enough to be met by faults.
         kept = ("--data-dir", str(self.data), "--snapshot-seconds", "10", "--threads", "1")
-        command = ("-m", "ps_server.shard.main", *where, *whom, *kept, "--no-shm", "--bulk-ports", "off")
+        command = ("-m", "ps_server.shard.main", *where, *whom, *kept, *_TRANSPORTS[self.size.transport])
         return self._process(name, lambda life: command, **self.settings(f"shard-{number}").environment)
 
     def _worker(self, number: int) -> Process:
@@ -134,8 +145,8 @@ class Cluster:
         told = {"PS_COORDINATOR": self.links[f"{name}–coordinator"].address, "PS_RANK": str(number)}
         told["PS_LINEAGE"] = name
         told |= self.settings("worker", AccessRole.WORKER).environment
-        pace = str(self.size.step_seconds)
-        return self._process(name, lambda life: ("-m", "chaos.training", str(self._counter(name, life)), pace), **told)
+        how = str(self.size.step_seconds), self.size.transport
+        return self._process(name, lambda life: ("-m", "chaos.training", str(self._counter(name, life)), *how), **told)
 
     def _counter(self, name: str, life: int) -> Path:
         return self.folder / f"{name.replace(' ', '-')}-{life}.steps"

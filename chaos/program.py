@@ -15,9 +15,11 @@ from pathlib import Path
 import torch
 
 from chaos import report
-from chaos.cluster import Size
+from chaos.cluster import TRANSPORTS, Size
 from chaos.plan import plan
 from chaos.run import started
+
+_CHOICES = "grpc, the default, bulk or shm"
 
 
 def say(text: str) -> None:
@@ -26,7 +28,7 @@ def say(text: str) -> None:
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """``words`` or those of the command line, else SEED, MINUTES and EVERY of the environment, else defaults."""
+    """``words`` or those of the command line; else SEED, MINUTES, EVERY, TRANSPORT, as variables, else defaults."""
     told = os.environ.get
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(told("SEED") or random.SystemRandom().randrange(1 << 20)))
@@ -39,10 +41,14 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--step-ms", type=float, default=50.0, help="what a step takes at least")
     parser.add_argument("--lease-seconds", type=float, default=3.0)
     parser.add_argument("--least-goodput", type=float, default=0.0, help="fail below this part of undisturbed progress")
+    parser.add_argument("--transport", default=told("TRANSPORT") or "grpc", help=f"of the steps: {_CHOICES}")
     parser.add_argument("--plain", action="store_true", help="without TLS, certificates and tokens")
     parser.add_argument("--kills-only", action="store_true", help="no other fault than kill -9")
     parser.add_argument("--folder", type=Path, help="keeps the logs of all processes; default: a temporary one")
-    return parser.parse_args(words)
+    found = parser.parse_args(words)
+    if found.transport not in TRANSPORTS:
+        parser.error(f"unknown transport {found.transport!r}; it is {_CHOICES}")
+    return found
 
 
 def main(no_mounts: str) -> None:
@@ -51,7 +57,7 @@ def main(no_mounts: str) -> None:
     # As Ctrl-C does, and no process stays behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     torch.set_num_threads(1)
-    say(f"seed {told.seed}: {told.minutes:g} minutes, a kill every {told.every:g} s")
+    say(f"seed {told.seed}: {told.minutes:g} minutes, a kill every {told.every:g} s, steps over {told.transport}")
     if no_mounts:
         say(f"the disk is never full: {no_mounts}")
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
@@ -60,7 +66,8 @@ def main(no_mounts: str) -> None:
 
 def run(told: argparse.Namespace, folder: Path, *, own_disk: bool) -> int:
     """All runs and the report; the exit code."""
-    size = Size(told.shards, told.workers, told.lease_seconds, told.step_ms / 1000, secure=not told.plain)
+    secure, transport = not told.plain, told.transport
+    size = Size(told.shards, told.workers, told.lease_seconds, told.step_ms / 1000, secure=secure, transport=transport)
     seconds = told.minutes * 60
     calm = seconds if told.undisturbed_minutes is None else told.undisturbed_minutes * 60
     undisturbed = None

@@ -149,7 +149,9 @@ class Run:
         """What a worker that comes now gets."""
         model = network()
         security = self._cluster.settings("worker", AccessRole.WORKER)
-        with ps_worker.connect(self._cluster.address, device="cpu", transport="grpc", security=security) as reader:
+        with ps_worker.connect(
+            self._cluster.address, device="cpu", transport=self._cluster.size.transport, security=security
+        ) as reader:
             reader.optimizer(torch.optim.SGD, model, **OPTIMIZER)
         return model
 

@@ -67,11 +67,13 @@ def read_counter(path: Path) -> int:
 
 
 def main() -> None:
-    """A worker: trains until SIGTERM. Its arguments: the file of its counter, the seconds a step takes at least."""
+    """A worker: trains until SIGTERM. Its arguments: the file of its counter, the seconds a step takes at least, and
+    its transport.
+    """
     torch.set_num_threads(1)
     counter, step_seconds = Counter(Path(sys.argv[1])), float(sys.argv[2])
     torch.manual_seed(os.getpid())
-    with ps_worker.connect(device="cpu", transport="grpc") as cluster:
+    with ps_worker.connect(device="cpu", transport=sys.argv[3]) as cluster:
         model = network()
         loader = cluster.shard(DataLoader(images(TRAIN, 1), batch_size=BATCH, shuffle=True))
         optimizer = cluster.optimizer(torch.optim.SGD, model, **OPTIMIZER)
