@@ -321,7 +321,9 @@ class Applier:
         cannot be logged is not applied.
         """
         began, began_ns, times = time.perf_counter(), time.monotonic_ns(), self.times
-        updates, taken, traces = list[AppliedUpdate](), list[Region](), list[ServedPush]()
+        updates: list[AppliedUpdate] = []
+        taken: list[Region] = []
+        traces: list[ServedPush] = []
         try:
             for each in due:
                 pushes, first = each.pushes, each.pushes[0]

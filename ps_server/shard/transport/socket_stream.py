@@ -147,10 +147,13 @@ class SocketServerTransport:
                 message = request_from_bytes(data)
                 if at_once is None or (pieces := at_once.begin(message)) is None:
                     return message
+                if not pieces:
+                    if at_once.end():
+                        continue
+                    return message
                 self._begun = message, [*pieces]
             message, missing = self._begun
-            if missing:
-                self._fill_now(missing)
+            self._fill_now(missing)
             self._begun = None
             if at_once is None or not at_once.end():
                 return message
