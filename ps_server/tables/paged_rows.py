@@ -459,6 +459,7 @@ class PagedRows:
                 return
             self._file.free(records)
             self.place[rows] = -1 - written
+            self._file.check_emptied(first)
 
     # -- the file
 

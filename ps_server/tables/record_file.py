@@ -293,7 +293,7 @@ class RecordFile:
 
     def emptiest(self) -> tuple[int, Ids] | None:
         """A segment to empty before more is written: its first record, and the ids of all of its records, living and
-        dead; None: no segment. The living ones are to be appended again. Raises DamagedData, OSError.
+        dead; None: no segment. The living ones are to be appended again. Raises DamagedData.
         """
         used = self.living.size - len(self._free)
         if used < _FEWEST_SEGMENTS or (used * self.per_segment - self.rows) * _DEAD_PART < used * self.per_segment:
@@ -306,11 +306,22 @@ class RecordFile:
         first = int(np.argmin(living)) * self.per_segment
         words = np.empty((self.per_segment, self._words), np.uint64)
         data, at = words.reshape(-1).view(np.uint8).data, first * self.record_bytes
-        found = os.preadv(self.descriptor, [data], at)
+        try:
+            found = os.preadv(self.descriptor, [data], at)
+        except OSError as error:
+            raise self._damaged(f"the rows at byte {at} cannot be read: {error.strerror}") from error
         self.read_bytes += found
         if found < len(data):
             raise self._damaged(f"the rows at byte {at} are missing: the file was cut")
         return first, words[:, 1].view(np.int64).copy()
+
+    def check_emptied(self, first: int) -> None:
+        """Raise DamagedData if the segment that begins with record ``first`` has living records whose ids were not
+        found in it: it would be emptied again and again.
+        """
+        if left := int(self.living[first // self.per_segment]):
+            at = first * self.record_bytes
+            raise self._damaged(f"{left} of the rows from byte {at} on are not what was written")
 
     def _collect(self) -> None:
         """Segments without a living record are free, unless somebody may read them."""

@@ -335,6 +335,27 @@ def test_a_damaged_record_is_refused_and_named(tmp_path: Path, damage: str) -> N
         consistent(table)
 
 
+def test_a_segment_with_damaged_ids_is_not_emptied_for_ever(tmp_path: Path) -> None:
+    table = _table(tmp_path)
+    ids = np.arange(1000)
+    use(table, ids, np.ones((1000, 3), np.float32))
+    held = paged(table)
+    file = held._rows_file
+    place = held.place[:1000].astype(np.int64)
+    damaged = np.flatnonzero(place < 0)[::7]
+    for record in -1 - place[damaged]:
+        os.pwrite(file.descriptor, b"\xff" * 8, int(record) * file.record_bytes + 8)
+    others = np.setdiff1d(ids, table._store.ids[damaged])
+
+    def train() -> None:
+        for seed in range(50):
+            some = np.random.default_rng(seed).permutation(others)[:300]
+            use(table, some, np.ones((300, 3), np.float32))
+
+    with pytest.raises(DamagedData, match="are not what was written"):
+        train()
+
+
 def test_no_flipped_bit_of_a_record_goes_unseen(tmp_path: Path) -> None:
     table = _table(tmp_path)
     use(table, range(100), np.ones((100, 3), np.float32))
