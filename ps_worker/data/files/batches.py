@@ -6,7 +6,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -92,7 +92,7 @@ def dataset(
     """Look at the files, and lay out their rows. Raises ConfigError, DamagedData; see ``Cluster.files``."""
     if on_bad_file not in ("raise", "skip"):
         raise ConfigError("on_bad_file is unknown", expected="'raise' or 'skip'", actual=repr(on_bad_file))
-    for name, value in (("batch_size", batch_size), ("shuffle", int(shuffle) or 1)):
+    for name, value in (("batch_size", batch_size), ("shuffle", shuffle or True)):
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} is no number of rows", expected="1 or more", actual=repr(value))
     wanted = columns_of(columns)
@@ -122,20 +122,22 @@ def _decoder(sources: Sequence[Source], wanted: Mapping[str, ColumnSpec] | None)
     names = [name for entry in wanted.values() for name in entry.names]
 
     def known(schema: Any) -> int:
-        return sum(name in schema.names and not arrow.types.is_null(schema.field(name).type) for name in names)
+        types = {field.name: field.type for field in schema}
+        return sum(name in types and not arrow.types.is_null(types[name]) for name in names)
 
     best = max(schemas, key=known)
-    return Decoder(wanted, best if sources[0].text is None else _as_asked(best, wanted))
+    in_folders = {name for source in sources for name in source.partitions}
+    return Decoder(wanted, best if sources[0].text is None else _as_asked(best, wanted, in_folders))
 
 
-def _as_asked(schema: Any, wanted: Mapping[str, ColumnSpec]) -> Any:
-    """The schema of a text file, whose values become what is asked for. Raises ConfigError."""
+def _as_asked(schema: Any, wanted: Mapping[str, ColumnSpec], but: Collection[str]) -> Any:
+    """The schema of a text file, whose values become what is asked for, ``but`` those. Raises ConfigError."""
     (arrow,) = libraries()
     due: dict[str, Any] = {}
     for entry in wanted.values():
         text = entry.kind == HASHED or entry.split is not None
         for name in entry.names:
-            if text or entry.kind != ANY:
+            if name not in but and (text or entry.kind != ANY):
                 type = arrow.large_string() if text else arrow.int64() if entry.kind == IDS else arrow.float64()
                 if due.setdefault(name, type) != type:
                     raise ConfigError(

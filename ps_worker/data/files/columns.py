@@ -170,7 +170,8 @@ class Decoder:
         self.columns = {name: self._of_kind(entry, _types(schema)) for name, entry in columns.items()}
         #: The columns that are read.
         self.names = list(dict.fromkeys(name for entry in self.columns.values() for name in entry.names))
-        self._empty = self._arrow.schema([schema.field(name) for name in self.names]).empty_table()
+        types = self._types = _types(schema)
+        self._empty = self._arrow.schema([self._arrow.field(name, types[name]) for name in self.names]).empty_table()
 
     def nothing(self) -> dict[str, Value]:
         """No rows."""
@@ -181,16 +182,25 @@ class Decoder:
         types = _types(schema)
         for entry in self.columns.values():
             for name in entry.names:
+                _check_once(schema, name, place)
                 if name not in types:
                     raise DamagedData(
                         f"{place} has no column '{name}'", expected=f"'{name}'", actual=", ".join(types)[:200] or "none"
                     )
                 if wrong := self._wrong(entry, types[name]):
                     raise DamagedData(f"{place}, column '{name}': {wrong}", actual=str(types[name]))
+                if not self._goes_with(self._types[name], types[name]):
+                    raise DamagedData(
+                        f"{place}, column '{name}': another type than in other files",
+                        expected=str(self._types[name]),
+                        actual=str(types[name]),
+                        remedy="write all files with one type",
+                    )
 
     def check_names(self, schema: Any, place: str) -> None:
         """Raise DamagedData if a text file with this schema lacks a column."""
         for name in self.names:
+            _check_once(schema, name, place)
             if name not in schema.names:
                 raise DamagedData(
                     f"{place} has no column '{name}'",
@@ -247,6 +257,31 @@ class Decoder:
             return "" if self._is_integer(item) else "ids are integers"
         number = types.is_integer(item) or types.is_floating(item) or types.is_boolean(item) or types.is_decimal(item)
         return "" if number else "not numbers"
+
+    def _goes_with(self, first: Any, second: Any) -> bool:
+        """Whether columns of both types make the same tensors, in one batch and in two."""
+        null = self._arrow.types.is_null
+        if null(first) or null(second):
+            return self._shape(first) == self._shape(second)
+        if first == second:
+            return True
+        shapes, items = [self._shape(first), self._shape(second)], [self._item(first), self._item(second)]
+        if shapes[0] != shapes[1] or any(map(self._arrow.types.is_temporal, items)):
+            # Times are numbers in the unit of their type.
+            return False
+        try:
+            fields = [self._arrow.schema([self._arrow.field("", type)]) for type in (first, second)]
+            self._arrow.unify_schemas(fields, promote_options="permissive")
+        except self._arrow.ArrowException:
+            return False
+        return True
+
+    def _shape(self, type: Any) -> int:
+        """Values of a row: 0 for one that is no list, -1 for lists of any lengths."""
+        types, type = self._arrow.types, self._plain(type)
+        if types.is_fixed_size_list(type):
+            return int(type.list_size)
+        return -1 if types.is_list(type) or types.is_large_list(type) else 0
 
     def _is_integer(self, type: Any) -> bool:
         types = self._arrow.types
@@ -331,16 +366,23 @@ class Decoder:
             return self._hashes(entry, array, place)
         if types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        if array.null_count:
-            if entry.fill is None:
-                raise _null(array, place)
-            array = self._compute.fill_null(array, self._arrow.scalar(entry.fill).cast(array.type))
         if types.is_boolean(array.type):
             array = array.cast(self._arrow.uint8())
         elif types.is_decimal(array.type):
             array = array.cast(self._arrow.float64())
         elif types.is_temporal(array.type):
             array = array.cast(self._arrow.int32() if array.type.bit_width == 32 else self._arrow.int64())
+        if array.null_count:
+            if entry.fill is None:
+                raise _null(array, place)
+            # First a type that has the value in place of null, as -1 or NaN.
+            if entry.kind == FLOATS:
+                array = array.cast(self._arrow.float64(), safe=False)
+            elif types.is_uint64(array.type):
+                array = array.view(self._arrow.int64())
+            else:
+                array = array.cast(self._arrow.int64())
+            array = self._compute.fill_null(array, self._arrow.scalar(entry.fill, array.type))
         values: Array = array.to_numpy(zero_copy_only=False)
         if entry.kind == IDS:
             return values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64, copy=False)
@@ -370,6 +412,11 @@ class Decoder:
         if valid is not None:
             found[~valid] = int(entry.fill or 0)
         return found
+
+
+def _check_once(schema: Any, name: str, place: str) -> None:
+    if (times := schema.names.count(name)) > 1:
+        raise DamagedData(f"{place} has several columns '{name}'", expected="one", actual=str(times))
 
 
 def _types(schema: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from ps_protocol.errors import DamagedData
 from ps_worker.data.files.columns import HASHED, IDS, ColumnSpec, libraries
 from ps_worker.data.files.layout import Group
-from ps_worker.data.files.sources import Source, csv_options, partition_type
+from ps_worker.data.files.sources import Source, csv_options
 
 _BUFFER_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16
@@ -150,7 +150,7 @@ class FileReader:
         for name in self._names:
             if name not in batch.schema.names:
                 value = source.partitions.get(name)
-                kind = partition_type(arrow, value)
+                kind = source.schema.field(name).type
                 scalar = arrow.scalar(None if value is None else int(value) if kind == arrow.int64() else value, kind)
                 table = batch if isinstance(batch, arrow.Table) else arrow.Table.from_batches([batch])
                 batch = table.append_column(name, arrow.repeat(scalar, len(batch)))

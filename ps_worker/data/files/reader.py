@@ -180,7 +180,14 @@ class WindowReader:
             for each in rows
         ]
         names = self._decoder.names
-        return self._arrow.concat_tables([table.select(names) for table in tables], promote_options="permissive")
+        try:
+            return self._arrow.concat_tables([table.select(names) for table in tables], promote_options="permissive")
+        except self._arrow.ArrowException as error:
+            first, last = (self._reader.place(rows[at].group) for at in (0, -1))
+            raise DamagedData(
+                f"{first} to {last}: values that do not go together: {error}"[:600],
+                remedy="write all files with one type",
+            ) from error
 
     def _leave_out(self, skipped: Skipped, group: Group, rows: int, error: DamagedData) -> None:
         place = self._reader.place(group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ import xxhash
 from ps_protocol.errors import ConfigError, DamagedData
 from ps_worker.data.files.columns import libraries
 from ps_worker.data.files.layout import LEAST_PARTS, Group
+from ps_worker.session.reporting import log
 
 PARQUET, TEXT = "parquet", "csv"
 
@@ -37,6 +39,7 @@ _SUMMED_BYTES = 1 << 16
 _TEXT_BLOCK_BYTES = 4 << 20
 _LOOKING_THREADS = 16
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER = re.compile("-?[0-9]{1,18}")
 
 _MOST_GROUPS = 1024
 """Entries of a fingerprint: so many files, or groups of files, are told apart."""
@@ -149,7 +152,7 @@ def look(
         sources = list(pool.map(of, files))
     if all(source.error for source in sources) and sources[0].error is not None:
         raise sources[0].error
-    return _in_blocks(sources)
+    return _in_blocks(_with_partitions(sources))
 
 
 def _in_blocks(sources: list[Source]) -> list[Source]:
@@ -175,7 +178,7 @@ def fingerprint_of(sources: Sequence[Source], settings: str) -> str:
     for part in _parts(len(sources)):
         digest = xxhash.xxh64()
         for source in sources[part.start : part.stop]:
-            digest.update(f"{source.name}\0{source.size}\0{source.checksum}\0".encode())
+            digest.update(os.fsencode(source.name) + f"\0{source.size}\0{source.checksum}\0".encode())
         entries.append(digest.hexdigest()[:8])
     return f"{len(sources)} " + "".join(entries)
 
@@ -229,12 +232,20 @@ def _below(path: Path) -> list[Path]:
             file
             for file in path.rglob("*")
             if not any(part.startswith(("_", ".")) for part in file.relative_to(path).parts)
+            and not _is_folder(file)
             and _suffixes(file)[0] in _SUFFIXES
-            and not file.is_dir()
         ]
     if path.exists() or path.is_symlink():
         return [path]
     raise ConfigError(f"{path} does not exist", expected="a file, a folder or a pattern")
+
+
+def _is_folder(path: Path) -> bool:
+    if not path.is_dir():
+        return False
+    if path.is_symlink():
+        log.warning("data.skipped", "%s is a link to a folder, which is not searched: name it beside the others", path)
+    return True
 
 
 def _name(path: Path, base: Path) -> str:
@@ -267,7 +278,12 @@ def _format_of(path: Path, given: str | None) -> str:
 
 def _stat(path: Path) -> os.stat_result:
     try:
+        os.fspath(path).encode()
         found = path.stat()
+    except UnicodeEncodeError as error:
+        raise DamagedData(
+            f"the name of the file {os.fsencode(path)!r} is not UTF-8", remedy="rename it, or leave it out"
+        ) from error
     except OSError as error:
         raise DamagedData(f"{path} cannot be read: {error.strerror}") from error
     if not S_ISREG(found.st_mode):
@@ -284,25 +300,31 @@ def _read(path: Path, begin: int, size: int) -> bytes:
         raise DamagedData(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _partitions(path: Path, schema: Any) -> dict[str, str | None]:
+def _partitions(path: Path, columns: Sequence[str]) -> dict[str, str | None]:
     """Columns that the names of folders give, without those that are in the file."""
     named = [part.partition("=") for part in path.absolute().parent.parts]
     return {
         unquote(key): None if value == _NULL_PARTITION else unquote(value)
         for key, sign, value in named
-        if sign and key and unquote(key) not in schema.names
+        if sign and key and unquote(key) not in columns
     }
 
 
-def _with_partitions(arrow: Any, schema: Any, partitions: Mapping[str, str | None]) -> Any:
-    for name, value in partitions.items():
-        schema = schema.append(arrow.field(name, partition_type(arrow, value)))
-    return schema
+def _with_partitions(sources: list[Source]) -> list[Source]:
+    """With the columns that folders name in the schemas: int64 where all of a name are such numbers, else strings."""
+    (arrow,) = libraries()
+    values = [(name, value) for source in sources for name, value in source.partitions.items() if value is not None]
+    named = {name for name, _ in values}
+    texts = {name for name, value in values if not _INTEGER.fullmatch(value)}
 
+    def schema(source: Source) -> Any:
+        made = source.schema
+        for name in source.partitions:
+            kind = arrow.string() if name in texts else arrow.int64() if name in named else arrow.null()
+            made = made.append(arrow.field(name, kind))
+        return made
 
-def partition_type(arrow: Any, value: str | None) -> Any:
-    """The type of the column that a folder names: int64 of digits, else strings."""
-    return arrow.int64() if value is not None and value.lstrip("-").isdecimal() else arrow.string()
+    return [replace(source, schema=schema(source)) if source.partitions else source for source in sources]
 
 
 def _parquet(path: Path, base: Path) -> Source:
@@ -325,7 +347,6 @@ def _parquet(path: Path, base: Path) -> Source:
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     except (OSError, arrow.ArrowException) as error:
         raise DamagedData(f"{path}: the footer cannot be read: {error}") from error
-    partitions = _partitions(path, schema)
     return Source(
         path,
         name,
@@ -333,8 +354,8 @@ def _parquet(path: Path, base: Path) -> Source:
         stat.st_mtime_ns,
         xxhash.xxh64(footer).hexdigest(),
         tuple((count, count) for count in rows),
-        partitions,
-        schema=_with_partitions(arrow, schema, partitions),
+        _partitions(path, schema.names),
+        schema=schema,
     )
 
 
@@ -371,15 +392,19 @@ def _text(path: Path, base: Path, delimiter: str | None, header: tuple[str, ...]
         # A wrong line is an error where its rows are due.
         options["parse_options"].invalid_row_handler = lambda row: "skip"
         schema = csv.read_csv(arrow.BufferReader(whole), **options).schema
-    except (OSError, arrow.ArrowException) as error:
+        partitions = _partitions(path, schema.names)
+    except (OSError, UnicodeError, arrow.ArrowException) as error:
         raise DamagedData(f"{path} cannot be read as text: {error}") from error
-    partitions = _partitions(path, schema)
+    if b"\r" in head and b"\n" not in head and not (codec or quoted_lines):
+        raise DamagedData(
+            f"{path}: its lines end with CR alone", expected="LF, or CR and LF", remedy="convert its line ends"
+        )
     return replace(
         source,
         partitions=partitions,
         groups=((None, MOST_ROWS_OF_TEXT),),
         guess=max(1, head.count(b"\n")) * stat.st_size // max(1, read_bytes),
-        schema=_with_partitions(arrow, schema, partitions),
+        schema=schema,
     )
 
 

@@ -189,3 +189,75 @@ def test_random_damage_is_refused_or_gives_the_rows_of_what_is_whole(tmp_path: P
         except (DamagedData, ConfigError):
             continue
         assert len(order) == len(set(order)) <= 600
+
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "units of times": (pa.array([1, 2], pa.timestamp("ms")), pa.array([1, 2], pa.timestamp("us"))),
+    "a time and a number": (pa.array([1, 2], pa.timestamp("ms")), pa.array([1, 2])),
+    "a list and a number": (pa.array([[1], [2]]), pa.array([1, 2])),
+    "lists of one length and of any": (pa.array([[1], [2]], pa.list_(pa.int64(), 1)), pa.array([[1], [2]])),
+    "lists and nulls": (pa.array([[1], [2]], pa.list_(pa.int64(), 1)), pa.nulls(2)),
+}
+
+
+@pytest.mark.parametrize("shuffle", [True, 2])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_files_whose_columns_would_be_other_tensors_are_refused(tmp_path: Path, pair: str, shuffle: bool | int) -> None:
+    for name, column in zip("ab", PAIRS[pair], strict=True):
+        pq.write_table(pa.table({"id": column}), tmp_path / f"{name}.parquet")
+    with pytest.raises(DamagedData, match=r"b\.parquet, column 'id': another type than in other files"):
+        files.read(tmp_path, {"id": files.ids("id", fill=0)}, batch_size=1, shuffle=shuffle)
+
+
+def test_values_that_no_type_holds_together_are_refused_by_name(tmp_path: Path) -> None:
+    for name, column in {"a": pa.array([2**63], pa.uint64()), "b": pa.array([-1])}.items():
+        pq.write_table(pa.table({"id": column}), tmp_path / f"{name}.parquet")
+    with pytest.raises(DamagedData, match=r"[ab]\.parquet, row group 0 to .*values that do not go together"):
+        ids_of(files.read(tmp_path, batch_size=4))
+
+
+def test_a_column_that_is_there_twice_is_refused_where_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,x,x\n1,2,3\n")
+    assert ids_of(files.read(tmp_path, ["id"], batch_size=4)) == [1]
+    with pytest.raises(DamagedData, match=r"a\.csv has several columns 'x'; expected: one; actual: 2"):
+        files.read(tmp_path, ["x"], batch_size=4)
+
+
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    folder(tmp_path, [20])
+    (tmp_path / "000.parquet").rename(tmp_path / os.fsdecode(b"\xff.parquet"))
+    folder(tmp_path, [20])
+    with pytest.raises(DamagedData, match="is not UTF-8"):
+        files.read(tmp_path, batch_size=16)
+    left = files.read(tmp_path, batch_size=16, on_bad_file="skip")
+    assert len(ids_of(left)) == 20
+    assert left._data.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [("id\n1\n2\n".encode("utf-16"), "cannot be read as text"), (b"id\r1\r2\r", "lines end with CR alone")],
+)
+def test_text_of_another_kind_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
+    (tmp_path / "a.csv").write_bytes(b"id\n1\n")
+    (tmp_path / "b.csv").write_bytes(data)
+    with pytest.raises(DamagedData, match=rf"b\.csv:? .*{says}"):
+        files.read(tmp_path, ["id"], batch_size=16)
+
+
+def test_a_link_to_a_folder_is_not_searched_which_the_log_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder(tmp_path / "data", [20])
+    folder(tmp_path / "other", [20])
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "other")
+    assert len(ids_of(files.read(tmp_path / "data", batch_size=16))) == 20
+    assert "data/link is a link to a folder, which is not searched" in caplog.text
+    assert len(ids_of(files.read([tmp_path / "data", tmp_path / "data" / "link"], batch_size=16))) == 40
+
+
+@pytest.mark.parametrize("shuffle", ["x", 2.5, -1])
+def test_a_window_that_is_no_number_of_rows_is_refused(tmp_path: Path, shuffle: Any) -> None:
+    folder(tmp_path, [20])
+    with pytest.raises(ConfigError, match="shuffle is no number of rows"):
+        files.read(tmp_path, batch_size=16, shuffle=shuffle)

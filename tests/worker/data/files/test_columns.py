@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +14,8 @@ import xxhash
 
 from ps_protocol.errors import ConfigError, DamagedData
 from ps_worker import files
-from ps_worker.files import Ragged
+from ps_worker.files import ColumnSpec, Ragged
+from tests.worker.data.files.made import ids_of, parquet
 
 
 def one_batch(folder: Path, columns: Any, **arrays: Any) -> dict[str, Any]:
@@ -193,3 +195,35 @@ def test_a_specification_that_cannot_be_is_refused(made: Any) -> None:
 def test_lists_do_not_stand_side_by_side(tmp_path: Path) -> None:
     with pytest.raises(DamagedData, match="side by side"):
         one_batch(tmp_path, {"a": files.ids("a", "b")}, a=[[1]], b=[[2]])
+
+
+FILLED: dict[str, tuple[Any, ColumnSpec, list[float]]] = {
+    "-1 of small unsigned": (pa.array([1, None], pa.uint8()), files.ids("c", fill=-1), [1, -1]),
+    "-1 of large unsigned": (pa.array([2**63, None], pa.uint64()), files.ids("c", fill=-1), [-(2**63), -1]),
+    "300 of int8": (pa.array([1, None], pa.int8()), files.ids("c", fill=300), [1, 300]),
+    "a date": (pa.array([3, None], pa.date32()), files.ids("c", fill=0), [3, 0]),
+    "a time": (pa.array([3, None], pa.timestamp("us")), files.ids("c", fill=-1), [3, -1]),
+    "a half of integers": (pa.array([1, None]), files.floats("c", fill=0.5), [1, 0.5]),
+    "a half of booleans": (pa.array([True, None]), files.floats("c", fill=0.5), [1, 0.5]),
+    "a half of float16": (pa.array(np.ones(2, np.float16), mask=np.array([False, True])), files.floats("c", fill=0.5),
+                          [1, 0.5]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILLED)
+def test_a_value_in_place_of_null_need_not_be_of_the_type_of_the_column(tmp_path: Path, case: str) -> None:
+    column, entry, due = FILLED[case]
+    pq.write_table(pa.table({"c": column}), tmp_path / "a.parquet")
+    (batch,) = files.read(tmp_path, {"c": entry}, batch_size=2, shuffle=False)
+    assert batch["c"].tolist() == due
+
+
+def test_a_folder_names_integers_where_all_of_its_kind_do_else_strings(tmp_path: Path) -> None:
+    for value in ("7", "__HIVE_DEFAULT_PARTITION__"):
+        parquet(tmp_path / "days" / f"day={value}" / "a.parquet", [1])
+    for value in ("7", "x", "--1", "9" * 30):
+        parquet(tmp_path / "sites" / f"site={value}" / "a.parquet", [1])
+    days = files.read(tmp_path / "days", {"id": files.ids("day", fill=0)}, batch_size=1, shuffle=False)
+    assert sorted(ids_of(days)) == [0, 7]
+    sites = files.read(tmp_path / "sites", {"id": files.hashed("site")}, batch_size=9)
+    assert len(set(ids_of(sites))) == 4
