@@ -39,15 +39,18 @@ def checksum_in(data: bytes) -> str:
     return data[len(_BEFORE) :][:_DIGITS].decode(errors="replace")
 
 
-def unseal(data: bytes, format_number: int, path: Path, build: Callable[[dict[str, Any]], T], remedy: str) -> T:
+def unseal(
+    data: bytes, format_number: int, path: Path, build: Callable[[dict[str, Any]], T], remedy: str, earlier: int = 0
+) -> T:
     """What ``build`` makes of the members that ``seal`` wrote to ``path``. ``remedy``: where the file is damaged.
+    ``earlier``: another format that ``build`` reads.
 
     Raises DamagedData for anything else than ``seal`` wrote, for another format, and for what ``build`` cannot read.
     """
     try:
         body = _object(data)
         found = body.pop("format")
-        if found == format_number:
+        if found in (format_number, earlier or format_number):
             return build(body)
     except (
         ArithmeticError,
@@ -74,13 +77,13 @@ def unseal(data: bytes, format_number: int, path: Path, build: Callable[[dict[st
     )
 
 
-def load(path: Path, format_number: int, build: Callable[[dict[str, Any]], T], remedy: str) -> T:
+def load(path: Path, format_number: int, build: Callable[[dict[str, Any]], T], remedy: str, *, earlier: int = 0) -> T:
     """What ``build`` makes of the file ``path``. Raises DamagedData as ``unseal``, and where it cannot be read."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DamagedData(f"{path} cannot be read: {error.strerror}", remedy=remedy) from error
-    return unseal(data, format_number, path, build, remedy)
+    return unseal(data, format_number, path, build, remedy, earlier)
 
 
 def _object(data: bytes) -> dict[str, Any]:

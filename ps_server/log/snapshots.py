@@ -19,6 +19,7 @@ import xxhash
 
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.files import FILE_MODE, make_private_folder, replace_file, sync
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.payload_headers import BucketHeader, StateHeader
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.sealed import load, seal
@@ -33,7 +34,12 @@ from ps_server.optimizers.state import StateEntry, describe, tensor_bytes
 from ps_server.state.blocks import Block
 from ps_server.tables.bucket_contents import BucketChanges, BucketContents
 
-FORMAT = 4
+logger = EventLogger(__name__)
+
+FORMAT = 5
+
+FIRST_FORMAT = 4
+"""Of release 0.1.0: a snapshot has all of its rows."""
 
 #: One group in an index: number, offset, message_bytes, size_bytes, checksum.
 _GROUP = struct.Struct("<qqqqQ")
@@ -294,6 +300,13 @@ class SnapshotWriter:
         """Bytes of the parts so far."""
         return self._blocks.end + (self._rows.end if self._rows is not None else 0)
 
+    def has(self, part: RowsPart) -> bool:
+        """Whether the file of ``part`` is still there, and long enough."""
+        try:
+            return (self._root / part.folder / part.file).stat().st_size >= part.index.offset + part.index.size_bytes
+        except OSError:
+            return False
+
     def begin_model(self, part: ModelPart) -> None:
         """The blocks and buckets that follow are of this model; the latter go on from ``part.rows``."""
         self._models.append(part)
@@ -345,7 +358,11 @@ class SnapshotWriter:
         replace_file(self._folder / _MANIFEST, seal(FORMAT, _to_json(snapshot)))
         self._folder.rename(folder)
         sync(self._root)
-        self._recycle(folder, {rows.folder for part in self._models for rows in part.rows})
+        try:
+            self._recycle(folder, {rows.folder for part in self._models for rows in part.rows})
+        except OSError as error:
+            # The next one tries it again.
+            logger.error("snapshot.failed", "what snapshots before %s take is not freed: %s", folder, error)
         return snapshot
 
     def _write_index(self, part: ModelPart) -> FilePiece | None:
@@ -417,14 +434,13 @@ def newest_snapshot(root: Path, at_least: int = 0) -> Snapshot | None:
             raise _damaged(root / f"{at_least:020}" / _MANIFEST, "the file is missing")
         return None
     path = folders[-1] / _MANIFEST
-    return load(path, FORMAT, partial(_from_json, folders[-1]), REMEDY)
+    return load(path, FORMAT, partial(_from_json, folders[-1]), REMEDY, earlier=FIRST_FORMAT)
 
 
 def let_log_go_on(snapshot: Snapshot) -> None:
     """From now on the log behind ``snapshot`` counts, too. Raises OSError."""
     path = snapshot.folder / _MANIFEST
-    body = load(path, FORMAT, dict, REMEDY)
-    replace_file(path, seal(FORMAT, {**body, "log_goes_on": True}))
+    replace_file(path, seal(FORMAT, {**_to_json(snapshot), "log_goes_on": True}))
 
 
 def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:

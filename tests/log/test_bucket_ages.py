@@ -14,7 +14,7 @@ from ps_protocol.sealed import load, seal
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, Placed, RowsDropped, RowsLoaded
 from ps_server.log.messages import apply_rows, describe_buckets
-from ps_server.log.snapshots import FORMAT, ModelPart, SnapshotWriter, encode_index, part_of
+from ps_server.log.snapshots import FIRST_FORMAT, FORMAT, ModelPart, SnapshotWriter, encode_index, part_of
 from ps_server.shard.durability.snapshotter import begin_saves
 from ps_server.state.blocks import blocks_of, buckets_of, copy_group
 from ps_server.state.model_state import new_model
@@ -108,7 +108,7 @@ class Writer:
         with SnapshotWriter(self.snapshots, self.log.number) as writer:
             change()
             tracker, number = self.model.tracker.persisted_state(), self.log.number
-            parts, saves = begin_saves(self.tables)
+            parts, saves = begin_saves(self.tables, writer.has)
             writer.begin_model(ModelPart(self.layout.shard_map, True, tracker, number, rows=parts))
             pieces = [*blocks_of(self.layout), *buckets_of(self.layout)]
             self.chance.shuffle(pieces)
@@ -211,7 +211,7 @@ def as_of_the_first_release(snapshot):
         part["buckets"] = {"offset": place.offset, "size_bytes": place.size_bytes, "checksum": place.checksum}
         del part["rows"]
     (snapshot.folder / "rows.bin").unlink()
-    manifest.write_bytes(seal(FORMAT, body))
+    manifest.write_bytes(seal(FIRST_FORMAT, body))
 
 
 def test_a_snapshot_of_the_first_release_is_read_and_built_upon(tmp_path):

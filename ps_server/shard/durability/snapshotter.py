@@ -276,7 +276,7 @@ class Snapshotter:
         """Returns the copies of its tables, to be ended when the snapshot is whole."""
         blocks = blocks_of(model.layout)
         part = await model.describe()
-        _, (part.rows, saves) = await model.with_tables(begin_saves)
+        _, (part.rows, saves) = await model.with_tables(lambda tables: begin_saves(tables, writer.has))
         writer.begin_model(part)
         largest = max((block.end - block.begin for block in blocks), default=0)
         if len(self._buffer) < largest:
@@ -298,15 +298,18 @@ class Snapshotter:
             raise Unavailable("the snapshot was given up: the shard changes its role")
 
 
-def begin_saves(tables: Sequence[ShardTable]) -> tuple[tuple[RowsPart, ...], Sequence[TableSave]]:
+def begin_saves(
+    tables: Sequence[ShardTable], is_there: Callable[[RowsPart], bool]
+) -> tuple[tuple[RowsPart, ...], Sequence[TableSave]]:
     """The parts of earlier snapshots that the next one goes on from, and what copies the tables for it.
 
-    All is copied again once changes take half of what everything took, or are in many parts.
+    All is copied again once changes take half of what everything took, or are in many parts, or one is not there.
     """
     places = {table.saved.place if table.saved is not None else () for table in tables}
     parts: tuple[RowsPart, ...] = places.pop() if len(places) == 1 else ()
     changed_bytes = sum(part.size_bytes for part in parts[1:])
-    if not parts or len(parts) > MOST_PARTS or 2 * changed_bytes > parts[0].size_bytes:
+    many = len(parts) > MOST_PARTS or 2 * changed_bytes > parts[0].size_bytes if parts else True
+    if many or not all(map(is_there, parts)):
         return (), [table.save(None) for table in tables]
     return parts, [table.save(table.saved) for table in tables]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,6 +186,52 @@ def test_a_snapshot_writes_the_rows_that_changed_and_a_restart_reads_all_of_them
         with killed(shard) as again:
             assert_same(shard, model, again, again.place(model.layout.shard_map))
         assert len(list(rows.glob("*/rows.bin"))) < 5, "all is written again once changes take half of it"
+        stream.end()
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut"])
+def test_a_snapshot_has_all_rows_where_a_file_of_earlier_ones_is_not_there(tmp_path, killed, damage):
+    ids, chance = np.arange(1000), seeded()
+    with shard_on(tmp_path / "a") as shard:
+        model = start_with(shard, table_spec(optimizer="adagrad", dim=8))
+        stream = RowStream(shard)
+        load_rows(shard, ids, numbers(chance, 1000, 8))
+        shard.loop.run(shard.storage.snapshotter.take())
+        stream.exchange_rows(bytes(DENSE_BYTES), {0: (ids[:5], numbers(chance, 5, 8))})
+        shard.loop.run(shard.storage.snapshotter.take())
+        first = min((tmp_path / "a" / "shard-0" / "snapshots").glob("*/rows.bin"))
+        if damage == "cut":
+            os.truncate(first, 100)
+        else:
+            shutil.rmtree(first.parent)
+        stream.exchange_rows(bytes(DENSE_BYTES), {0: (ids[5:9], numbers(chance, 4, 8))})
+        shard.loop.run(shard.storage.snapshotter.take())
+        with killed(shard) as again:
+            assert_same(shard, model, again, again.place(model.layout.shard_map))
+        stream.end()
+
+
+def test_a_snapshot_counts_although_those_before_cannot_be_removed(tmp_path, killed, monkeypatch, caplog):
+    ids, chance = np.arange(1000), seeded()
+    with shard_on(tmp_path / "a") as shard:
+        model = start_with(shard, table_spec(optimizer="adagrad", dim=8))
+        stream = RowStream(shard)
+        load_rows(shard, ids, numbers(chance, 1000, 8))
+        shard.loop.run(shard.storage.snapshotter.take())
+
+        def fails(self, target):
+            raise OSError(errno.EIO, "I/O error")
+
+        load_rows(shard, ids, numbers(chance, 1000, 8))
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", fails)
+            shard.loop.run(shard.storage.snapshotter.take())
+        assert "is not freed" in caplog.text
+        stream.exchange_rows(bytes(DENSE_BYTES), {0: (ids[5:9], numbers(chance, 4, 8))})
+        shard.loop.run(shard.storage.snapshotter.take())
+        assert len(list((tmp_path / "a" / "shard-0" / "snapshots").glob("[0-9]*"))) == 1
+        with killed(shard) as again:
+            assert_same(shard, model, again, again.place(model.layout.shard_map))
         stream.end()
 
 
