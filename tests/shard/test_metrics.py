@@ -247,6 +247,31 @@ def test_rows_of_tables_their_admission_and_their_end() -> None:
         stream.end()
 
 
+def test_rows_of_tables_that_leave_memory_and_come_back(tmp_path: Any) -> None:
+    storage = StorageConfig(Durability.DURABLE, tmp_path, table_memory_bytes=2 << 20)
+    with running_shard(storage_config=storage) as shard:
+        start_with(shard, table_spec())
+        stream = RowStream(shard)
+
+        def push(begin: int) -> None:
+            rows = np.arange(begin, begin + 10_000), np.ones((10_000, 4), np.float32)
+            stream.exchange_rows(bytes(shard.model().layout.region_bytes), {0: rows})
+
+        for begin in range(0, 100_000, 10_000):
+            push(begin)
+        wait_until(lambda: read(shard)["table_rows_on_disk", "model", "ads"] > 0)
+        before = read(shard)
+        assert before["table_memory_bytes", "model", "ads"] < before["table_bytes", "model", "ads"]
+        assert before["table_disk_bytes", "model", "ads"] > 0
+        assert before["table_disk_traffic_bytes_total", "model", "ads", "written"] > 0
+        push(0)
+        after = read(shard)
+        assert after["table_rows_found_total", "model", "ads", "disk"] > 0
+        assert after["table_rows_found_total", "model", "ads", "memory"] > 0
+        assert after["table_disk_traffic_bytes_total", "model", "ads", "read"] > 0
+        stream.end()
+
+
 class StuckReader:
     """The context of a Feed call whose client does not read while ``held``."""
 
@@ -368,7 +393,8 @@ def test_staleness_in_buckets_has_every_push_once() -> None:
 
 
 def test_a_process_serves_every_metric_without_a_standby_or_a_reader(tmp_path: Any) -> None:
-    with running_shard(storage_config=StorageConfig(Durability.DURABLE, tmp_path)) as shard:
+    storage = StorageConfig(Durability.DURABLE, tmp_path, table_memory_bytes=16 << 20)
+    with running_shard(storage_config=storage) as shard:
         start_with(shard, table_spec())
         one = RowStream(shard)
         one.exchange(bytes(shard.model().layout.region_bytes))
