@@ -332,8 +332,8 @@ class Leader:
                 HostRefusal("the workers of this host do not push alike", expected=own.style, actual=message.style)
             )
             raise InvalidRequest(f"{message.key} pushes otherwise", expected=own.style, actual=message.style)
-        self._strangers.discard(connection)
         connection.send(HostWelcome(own.rank, own.incarnation, self._rounds.exchanges))
+        self._strangers.discard(connection)
         worker = message.key
         self._do(self._rounds.join(worker, message.revision))
         self._connections[worker] = connection

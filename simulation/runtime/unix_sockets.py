@@ -21,6 +21,9 @@ _PACKETS = 64
 """Packets that wait to be received before no more are taken: the time limit of a sender is over at once."""
 
 
+_MOST_SPINS = 10_000
+
+
 class UnixSockets:
     """Of one run: what listens where, and the sockets of each process, which end with it."""
 
@@ -74,8 +77,8 @@ class UnixSocket:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a read would not wait."""
-        return bool(self._packets or self._backlog or self._has_ended)
+        """Whether a read would not wait. One that is closed is not watched any more."""
+        return not self._is_closed and bool(self._packets or self._backlog or self._has_ended)
 
     def settimeout(self, seconds: float | None) -> None:
         """As ``socket.settimeout``."""
@@ -137,7 +140,7 @@ class UnixSocket:
 
     def recvmsg_into(self, buffers: Sequence[Any], size: int = 0, flags: int = 0) -> tuple[int, list[Any], int, None]:
         """As ``socket.recvmsg_into``; the descriptors are the receiver's."""
-        kernel().check_alive()
+        self._check_open()
         Poll(self).poll()
         if not self._packets:
             return 0, [], 0, None
@@ -150,7 +153,7 @@ class UnixSocket:
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         """As ``socket.recv``."""
-        kernel().check_alive()
+        self._check_open()
         if flags & socket.MSG_DONTWAIT and not self.is_ready:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         Poll(self).poll()
@@ -158,6 +161,11 @@ class UnixSocket:
             return b""
         data = self._packets[0][0] if flags & socket.MSG_PEEK else self._packets.popleft()[0]
         return data[:size]
+
+    def _check_open(self) -> None:
+        kernel().check_alive()
+        if self._is_closed:
+            raise OSError(errno.EBADF, "Bad file descriptor")
 
     def close(self) -> None:
         """As ``socket.close``: the other end receives what was sent, then the end. Safe to repeat."""
@@ -186,6 +194,8 @@ class Poll:
 
     def __init__(self, *watched: UnixSocket) -> None:
         self._watched = dict.fromkeys(watched)
+        #: When it found something last, and how often without a wait since.
+        self._found_at, self._spins = -1.0, 0
 
     def register(self, each: UnixSocket, events: int = select.POLLIN) -> None:
         """Wait for ``each``, too."""
@@ -210,6 +220,11 @@ class Poll:
             finally:
                 for each in self._watched:
                     each.watchers.pop(wait.wake, None)
+        now = kernel().now
+        self._spins = self._spins + 1 if ready and now == self._found_at else 0
+        self._found_at = now
+        if self._spins > _MOST_SPINS:
+            kernel().fail(f"{process()} waits for sockets again and again that it does not read")
         return ready
 
 

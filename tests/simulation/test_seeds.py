@@ -27,6 +27,10 @@ def test_the_code_of_an_ended_process_closes_nothing_that_others_have_opened_sin
     assert run(605138).violation == ""
 
 
+def test_a_worker_that_dies_before_its_leader_welcomes_it_leaves_no_connection_that_is_heard_again_and_again():
+    assert run(620058).violation == ""
+
+
 @pytest.mark.parametrize(
     "fixed",
     [

@@ -42,6 +42,15 @@ def test_workers_that_succeed_end_the_job_with_0_and_their_lines_carry_their_nam
     assert [re.sub(r"\d+:\d+", "TIME", line) for line in rest] == ["finished in TIME"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"), [((), "None"), (("--per-host",), "1"), (("--no-per-host",), "0")], ids=["", "on", "off"]
+)
+def test_on_one_machine_workers_push_together_where_the_command_line_says_so(job, flags, told):
+    done = job.run(*flags, "--workers", "2", script="print('told', os.environ.get('PS_PER_HOST'))")
+    assert done.returncode == 0
+    assert done.stdout.count(f"| told {told}\n") == 2
+
+
 def test_in_json_every_line_is_one_object_whatever_the_script_prints(job):
     script = """
 import json
