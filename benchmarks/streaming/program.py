@@ -52,7 +52,8 @@ class Settings:
     items: int = 2000
     batch: int = 1024
     dim: int = 16
-    lr: float = 0.005
+    #: With 0.005 the AUC of two runs of one system differs by 0.0015.
+    lr: float = 0.002
     row_lr: float = 0.02
     initial: float = 1e-8
     rank_every: int = 4
