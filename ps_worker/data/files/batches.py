@@ -425,9 +425,9 @@ class Taken(Generic[T]):
 class FileBatches(OwnPart, Iterable[Any]):
     """What ``Cluster.files`` returns: batches of the rows of files. Used by the training loop.
 
-    Each iteration is the next epoch. A batch is a dict of tensors by name, or what ``transform`` makes of it, of
-    ``batch_size`` rows; a worker's last batch before it has to wait for others, or before the end, may have fewer.
-    ``len()`` is an estimate: the batches of an equal part among the live workers.
+    Each iteration is the next epoch, and ends one that is still open. A batch is a dict of tensors by name, or what
+    ``transform`` makes of it, of ``batch_size`` rows; a worker's last batch before it has to wait for others, or before
+    the end, may have fewer. ``len()`` is an estimate: the batches of an equal part among the live workers.
     """
 
     def __init__(self, data: Dataset, stretches: Stretches, progress: Progress | None = None) -> None:
@@ -435,8 +435,9 @@ class FileBatches(OwnPart, Iterable[Any]):
         self._data, self._stretches, self._progress = data, stretches, progress
         if progress is not None and data.skipped is not None:
             progress.counters.skipped_groups += data.skipped.groups
-        #: Batches that were taken and not finished.
+        #: Batches that were taken and not finished, of the iteration that is open.
         self._out = 0
+        self._open: object = None
 
     @property
     def whole(self) -> object:
@@ -485,10 +486,11 @@ class FileBatches(OwnPart, Iterable[Any]):
         """
         stretches, batcher = self._stretches, _Batcher(self._data.batch_size)
         self._out = 0
+        mine = self._open = object()
         stretches.begin()
         reader = ReadAhead(self._data.reader(self._count_skip).windows)
         try:
-            while True:
+            while self._open is mine:
                 self._ask(reader)
                 while batcher.rows < self._data.batch_size and reader.stretches:
                     window = self._wait_for(reader)
@@ -500,7 +502,7 @@ class FileBatches(OwnPart, Iterable[Any]):
                     made = batcher.take()
                     transform = self._data.transform
                     batch = transform(made.batch) if transform is not None else made.batch
-                    yield Taken(batch, partial(self._hand_out, made), partial(self._finish, made))
+                    yield Taken(batch, partial(self._hand_out, mine, made), partial(self._finish, mine, made))
                 elif self._out:
                     yield None
                 else:
@@ -511,7 +513,9 @@ class FileBatches(OwnPart, Iterable[Any]):
                         break
         finally:
             reader.close()
-            stretches.end()
+            if self._open is mine:
+                self._open = None
+                stretches.end()
         self._say_skipped()
 
     def _ask(self, reader: ReadAhead) -> None:
@@ -531,12 +535,16 @@ class FileBatches(OwnPart, Iterable[Any]):
         finally:
             self._progress.counters.data_wait_seconds += time.perf_counter() - began
 
-    def _hand_out(self, made: _Made) -> None:
+    def _hand_out(self, of: object, made: _Made) -> None:
+        if self._open is not of:
+            return
         self._stretches.handed_out(made.positions)
         if self._progress is not None:
             self._progress.record_samples(made.rows)
 
-    def _finish(self, made: _Made) -> None:
+    def _finish(self, of: object, made: _Made) -> None:
+        if self._open is not of:
+            return
         self._stretches.trained(made.positions)
         self._out -= 1
 

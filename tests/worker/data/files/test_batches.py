@@ -222,3 +222,17 @@ def test_a_little_data_is_divided_into_parts_for_many_workers(tmp_path: Path) ->
     batches = files.read(tmp_path, batch_size=8)
     layout = batches._data.layout
     assert (layout.unit, layout.length) == (LEAST_ROWS, 10 * LEAST_ROWS)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_iteration_that_begins_ends_the_one_that_is_open(tmp_path: Path, kept: bool) -> None:
+    count = folder(tmp_path, [300, 200])
+    batches = files.read(tmp_path, ["id"], batch_size=16)
+    first = iter(batches)
+    next(first)
+    second = iter(batches)
+    found = ids_of([next(second)])
+    if kept:
+        assert ids_of(first) == []
+    del first
+    assert sorted(found + ids_of(second)) == list(range(count))

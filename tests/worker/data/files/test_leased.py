@@ -295,3 +295,17 @@ def test_a_prefetch_that_is_left_gives_back_what_was_not_trained(tmp_path: Path,
         for batch in second.batches:
             second.step(batch)
         assert sorted(first.seen + second.seen) == list(range(rows))
+
+
+def test_an_iteration_that_is_still_there_takes_no_rows_of_the_next_one(tmp_path: Path, job: Job, rows: int) -> None:
+    trainer = Trainer(job.cluster(), tmp_path)
+    first = iter(trainer.batches)
+    trainer.step(next(first))
+    for number, batch in enumerate(trainer.batches):
+        trainer.step(batch)
+        if number == 2:
+            assert next(first, None) is None
+            del first
+    for batch in trainer.batches:
+        trainer.step(batch)
+    assert Counter(trainer.seen) == Counter(dict.fromkeys(range(rows), 3))
