@@ -132,7 +132,7 @@ def validate(spec: TableSpec) -> None:
         ),
         (spec.init.kind != "uniform" or spec.init.low <= spec.init.high, "init", "low <= high", spec.init),
         (spec.init.kind != "normal" or spec.init.high >= 0, "init", "a standard deviation >= 0", spec.init.high),
-        (life.admit_after >= 0, "admit_after", "0 or more", life.admit_after),
+        (0 <= life.admit_after < 1 << 63, "admit_after", "0 or more, below 2**63", life.admit_after),
         (0 <= life.admit_probability <= 1, "admit_probability", "0 to 1", life.admit_probability),
         (
             not (life.admit_probability and life.admit_after > 1),
@@ -140,15 +140,25 @@ def validate(spec: TableSpec) -> None:
             "one of admit_after and admit_probability",
             "both",
         ),
-        (life.expire_after_updates >= 0, "expire_after_updates", "0 or more", life.expire_after_updates),
+        (
+            0 <= life.expire_after_updates < 1 << 63,
+            "expire_after_updates",
+            "0 or more, below 2**63",
+            life.expire_after_updates,
+        ),
         (
             0 <= life.expire_after_seconds < math.inf,
             "expire_after_seconds",
             "0 or more, finite",
             life.expire_after_seconds,
         ),
-        (life.memory_bytes >= 0, "memory", "0 or more bytes", life.memory_bytes),
-        (life.max_rows == 0 or life.max_rows >= spec.buckets, "max_rows", "0, or as many as buckets", life.max_rows),
+        (0 <= life.memory_bytes < 1 << 63, "memory", "0 or more bytes, below 2**63", life.memory_bytes),
+        (
+            life.max_rows == 0 or spec.buckets <= life.max_rows < 1 << 63,
+            "max_rows",
+            "0, or as many as buckets, below 2**63",
+            life.max_rows,
+        ),
     )
     for fine, what, expected, actual in checks:
         if not fine:
