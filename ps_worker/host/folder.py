@@ -16,13 +16,18 @@ from pathlib import Path
 
 from ps_protocol.files import FOLDER_MODE, make_private_file
 from ps_protocol.wire.unix_peer import check_peer
-from ps_worker.host.messages import MAX_BYTES, HostWorker
+from ps_worker.host.messages import MAX_BYTES, HostWorker, Position
 
 _PREFIX = "torch-ps-hosts-"
 
 _BUFFER_BYTES = MAX_BYTES + (64 << 10)
 
 _SEND_SECONDS = 1
+
+_NAME_BYTES = 96
+
+_LONGEST_BASE_BYTES = 40
+"""The address of a socket, 107 bytes at most, has the names of the folders and of the socket behind it."""
 
 
 class HostFolder:
@@ -34,7 +39,7 @@ class HostFolder:
 
     def __init__(self, job: str, base: Path | None = None) -> None:
         """``job``: the same for all its workers. Raises OSError."""
-        above = (base or Path(tempfile.gettempdir())) / f"{_PREFIX}{os.geteuid()}"
+        above = (base or _base()) / f"{_PREFIX}{os.geteuid()}"
         with suppress(FileExistsError):
             above.mkdir(FOLDER_MODE)
         _require_private(above)
@@ -45,6 +50,7 @@ class HostFolder:
         self.descriptors.add(self._folder)
         self._own, self._file = _locked_file(self.path)
         self.descriptors.add(self._file)
+        self._worker = HostWorker(0, 0)
         #: Models of this worker that meet others here.
         self.models = 0
         #: Of the leaders: one that is frozen keeps its lock, and the next one has another.
@@ -53,15 +59,23 @@ class HostFolder:
 
     def name(self, worker: HostWorker) -> None:
         """Say that this process has joined the job as ``worker``."""
-        os.pwrite(self._file, f"{worker.rank} {worker.incarnation}".encode(), 0)
+        self._worker = worker
+        self.away((0, 0))
 
-    def others(self) -> set[HostWorker]:
-        """The workers that have a file here, but this one; they may have ended."""
+    def away(self, until: Position) -> None:
+        """Say that this worker makes no push before ``until``, or makes it by itself."""
+        said = f"{self._worker.rank} {self._worker.incarnation} {until[0]} {until[1]}".encode()
+        # In one write: it is read without a lock.
+        os.pwrite(self._file, said.ljust(_NAME_BYTES), 0)
+
+    def others(self, position: Position) -> set[HostWorker]:
+        """The others that have a file here, and may make the push at ``position`` with others; they may have ended."""
         found = set()
         for path in self._files():
             with suppress(OSError, ValueError):
-                rank, incarnation = map(int, path.read_text().split())
-                found.add(HostWorker(rank, incarnation))
+                rank, incarnation, phase, clock = map(int, path.read_text().split())
+                if (phase, clock) <= position:
+                    found.add(HostWorker(rank, incarnation))
         return found
 
     def has_nameless(self) -> bool:
@@ -80,11 +94,6 @@ class HostFolder:
 
     def _files(self) -> list[Path]:
         return [path for path in self.path.glob("*.worker") if path != self._own]
-
-    def apart(self) -> None:
-        """Say that nobody need wait for this worker: it pushes by itself."""
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, b"-", 0)
 
     # -- who leads
 
@@ -226,6 +235,12 @@ def prepare(sock: socket.socket) -> None:
     """Let ``sock`` take packets of any length that is sent, and give up an end that takes none."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+
+
+def _base() -> Path:
+    """Where temporary files are; /dev/shm where that is too long a path for sockets."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(os.fsencode(usual)) <= _LONGEST_BASE_BYTES else Path("/dev/shm")
 
 
 def _require_private(path: Path) -> None:

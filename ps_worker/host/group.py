@@ -80,6 +80,7 @@ class HostGroup:
 
     def away(self, until: Position) -> None:
         """No push comes before ``until``, or it is made by this worker itself."""
+        self.apart(until)
         if self._leader is not None:
             self._leader.leave_until(until)
         elif self._follower is not None:
@@ -87,8 +88,10 @@ class HostGroup:
                 self._follower.away(*until)
             except OSError:
                 self.leave()
-        else:
-            self._folder.apart()
+
+    def apart(self, until: Position) -> None:
+        """No leader that begins waits for a push of this worker before ``until``."""
+        self._folder.away(until)
 
     def resign(self) -> None:
         """Lead this model no more."""
@@ -103,9 +106,9 @@ class HostGroup:
         while self._folder.has_nameless() and time.monotonic() < deadline:
             time.sleep(_PAUSE_SECONDS)
 
-    def others(self) -> set[HostWorker]:
-        """The other workers of this host that have not said that they push by themselves."""
-        return self._folder.others()
+    def others(self, position: Position) -> set[HostWorker]:
+        """The other workers of this host that may make the push at ``position`` with others."""
+        return self._folder.others(position)
 
     def say(self, text: str) -> None:
         """Log ``text`` once."""

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ from ps_worker.host.group import HostGroup
 from ps_worker.host.leader import CombinedPush, Leader, LiveWorkers, TakenDeposit
 from ps_worker.host.memory import HostMean, HostShare, LentParameters
 from ps_worker.host.messages import (
-    FOREVER,
     Deposit,
     HostHello,
     HostWorker,
@@ -97,11 +97,12 @@ class HostExchange:
         segments = self._own_segments(streams)
         part = self._group.enter() if segments is not None else None
         if part is None or segments is None:
-            self._group.away(FOREVER)
-            return answers(push)
+            return self._alone(push, answers)
         if isinstance(part, Leader):
             return self._lead(part, push, streams, answers)
-        return self._follow(part, push, streams, segments) or answers(push)
+        if (found := self._follow(part, push, streams, segments)) is not None:
+            return found
+        return self._alone(push, answers)
 
     def start(self, *, joined_running: bool) -> None:
         """The model has its values. ``joined_running``: it had been trained before this worker came."""
@@ -117,6 +118,11 @@ class HostExchange:
         self._group.close()
 
     # -- both
+
+    def _alone(self, push: StepPush, answers: Answers) -> list[StepSummary]:
+        """Push by itself: who begins to lead does not wait for this push, which may wait for that of the leader."""
+        self._group.apart((push.phase, push.clock + 1))
+        return answers(push)
 
     def _hello(self) -> HostHello:
         session = self._session
@@ -255,11 +261,11 @@ class HostExchange:
     ) -> list[StepSummary]:
         answer: Callable[[HostConnection], RoundAnswer] | None = None
         try:
-            taken = leader.gather(self._led(push), self._expected(), self._while_leading())
+            taken = leader.gather(self._led(push), self._expected(push), self._while_leading())
             self.at("gathered")
             combined = self._combined(leader, taken, push, streams) if taken else None
             if combined is None:
-                return answers(push)
+                return self._alone(push, answers)
             before = [stream.version for stream in streams]
             found = answers(combined)
             self.at("answered")
@@ -267,7 +273,7 @@ class HostExchange:
             if errors or any(Outcome.SEPARATE in each.outcomes for each in found):
                 why = str(errors[0]) if errors else "not every shard could take it"
                 leader.dissolve(f"the push of this host was refused: {why}")
-                return found if errors else answers(push)
+                return found if errors else self._alone(push, answers)
             answer = self._answer(streams, before, found)
             return found
         except BaseException:
@@ -285,13 +291,13 @@ class HostExchange:
         expects = None if begins else self._session.lease_seconds
         return Lead((push.phase, push.clock), mode.collects, mode.bounded, patience, expects)
 
-    def _expected(self) -> Callable[[], set[HostWorker]] | None:
+    def _expected(self, push: StepPush) -> Callable[[], set[HostWorker]] | None:
         """Before this worker's first step: gives the workers that may not have connected."""
         if self._has_begun:
             return None
         self._has_begun = True
         self._group.wait_for_names()
-        return self._group.others
+        return partial(self._group.others, (push.phase, push.clock))
 
     def _while_leading(self) -> Callable[[Sequence[HostWorker]], None]:
         began = time.monotonic()
