@@ -20,6 +20,7 @@ from ps_protocol.model.spec import DType
 from ps_protocol.wire.convert.exchange import exchange_value_from_bytes, exchange_value_to_bytes
 from ps_worker import times
 from ps_worker.deadlock_avoidance import is_needed, worker_clocks
+from ps_worker.host.messages import FOREVER
 from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
@@ -207,9 +208,13 @@ def wait_for_exchange(
     that.
     """
     advanced: dict[str, RemoteModel] = {}
-    wait_seconds = 0.5
+    wait_seconds, is_away = 0.5, False
     while not (state := session.exchange(key, payload, wait_seconds)).complete:
         session.check()
+        if not is_away:
+            is_away = True
+            for model in models:
+                model.pipeline.away(FOREVER)
         session.wait_hint(f"waiting in the exchange {key} for worker " + ", ".join(map(str, state.missing)))
         wait_seconds = 0.5
         if (needed := list(_needed(session, models))) and not session.exchange(key, payload, 0.0).complete:
@@ -221,6 +226,8 @@ def wait_for_exchange(
             wait_seconds = times.NO_OP_AGAIN_SECONDS
     for model in advanced.values():
         model.catch_up()
+    for model in models if is_away else ():
+        model.pipeline.is_back()
     return state
 
 

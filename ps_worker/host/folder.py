@@ -26,9 +26,6 @@ _SEND_SECONDS = 1
 
 _NAME_BYTES = 96
 
-_LONGEST_BASE_BYTES = 40
-"""The address of a socket, 107 bytes at most, has the names of the folders and of the socket behind it."""
-
 
 class HostFolder:
     """The folder of one job on this host, as one worker process uses it. From any thread; closed by its session.
@@ -39,7 +36,7 @@ class HostFolder:
 
     def __init__(self, job: str, base: Path | None = None) -> None:
         """``job``: the same for all its workers. Raises OSError."""
-        above = (base or _base()) / f"{_PREFIX}{os.geteuid()}"
+        above = (base or Path(tempfile.gettempdir())) / f"{_PREFIX}{os.geteuid()}"
         with suppress(FileExistsError):
             above.mkdir(FOLDER_MODE)
         _require_private(above)
@@ -235,12 +232,6 @@ def prepare(sock: socket.socket) -> None:
     """Let ``sock`` take packets of any length that is sent, and give up an end that takes none."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
-
-
-def _base() -> Path:
-    """Where temporary files are; /dev/shm where that is too long a path for sockets."""
-    usual = Path(tempfile.gettempdir())
-    return usual if len(os.fsencode(usual)) <= _LONGEST_BASE_BYTES else Path("/dev/shm")
 
 
 def _require_private(path: Path) -> None:

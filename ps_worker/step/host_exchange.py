@@ -78,6 +78,8 @@ class HostExchange:
         """``check`` raises where waiting has to end."""
         self._session, self._flat, self._gradients, self._check = session, flat, gradients, check
         self._joined_running = False
+        #: This worker has said that it makes no push before.
+        self._until: Position = (0, 0)
         self._spec = spec
         self._style = f"wire {style.wire}, overlap {style.overlap}"
         self._group = HostGroup(folder, session.host_leaders, self._hello, self._members)
@@ -92,8 +94,9 @@ class HostExchange:
     def exchange(self, push: StepPush, streams: Sequence[ShardStream], answers: Answers) -> list[StepSummary]:
         """As ``answers``, whose push may be that of another worker. Raises as that does."""
         if push.alone:
-            self.away((push.phase, push.clock + 1))
+            self.away(max(self._until, (push.phase, push.clock + 1)))
             return answers(push)
+        self._until = 0, 0
         segments = self._own_segments(streams)
         part = self._group.enter() if segments is not None else None
         if part is None or segments is None:
@@ -111,6 +114,7 @@ class HostExchange:
 
     def away(self, until: Position) -> None:
         """No push of this worker comes before ``until``, or it is made by this worker itself."""
+        self._until = until
         self._group.away(until)
 
     def close(self) -> None:

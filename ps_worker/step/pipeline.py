@@ -361,6 +361,10 @@ class StepPipeline:
         if self._host is not None:
             self._host.away(until)
 
+    def is_back(self) -> None:
+        """The next push comes without a wait for others."""
+        self.away(self.next_position)
+
     def pull(self) -> None:
         """The newest parameters and buffers of every shard into the model, whatever the mode. Raises PsError."""
         self.following_moves(self._pull)

@@ -328,6 +328,7 @@ class RemoteModel:
         """The wait is over: pull, but keep values that the user had set before it. Raises PsError."""
         kept = self._kept or {}
         self.pull()
+        self.pipeline.is_back()
         tensors = (*self._bindings.parameters, *self._bindings.buffer_values())
         for number, values in kept.items():
             tensors[number].copy_(values)

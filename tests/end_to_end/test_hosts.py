@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -252,6 +252,22 @@ def test_workers_with_uneven_numbers_of_steps_train_to_their_ends_and_meet_at_th
     assert len({tuple(sorted(made)) for made in rounds}) >= 1
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_waits_in_a_collective_call_is_not_waited_for(rounds, overlap):
+    def work(cluster: Cluster) -> int:
+        model = net(0)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, overlap=overlap)
+        for step in batches(2 + 2 * cluster.rank, 2):
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            optimizer.step()
+        optimizer.finish()
+        return len(cluster.gather_values(None))
+
+    assert trained([0, 0], work) == [2, 2]
+    assert rounds
+
+
 def test_a_gradient_with_nan_is_an_error_on_its_worker_alone_and_the_others_go_on(rounds):
     def work(cluster: Cluster) -> int:
         model, refused = net(0), 0
@@ -438,11 +454,11 @@ def test_the_mode_may_change_while_hosts_train(rounds):
     assert rounds
 
 
-def test_nothing_is_left_of_a_host_when_its_workers_have_left(tmp_path, monkeypatch):
-    # So long a path that sockets are elsewhere.
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    above = Path(f"/dev/shm/torch-ps-hosts-{os.geteuid()}")
-    before = {*above.iterdir()} if above.exists() else set()
-    trained([0, 0], training(), shards=1)
-    wait_until(lambda: {*above.iterdir()} <= before)
+def test_nothing_is_left_of_a_host_when_its_workers_have_left(monkeypatch):
+    # Short enough for the path of a socket.
+    with tempfile.TemporaryDirectory(prefix="ps-", dir="/tmp") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        trained([0, 0], training(), shards=1)
+        (above,) = Path(folder).glob("torch-ps-hosts-*")
+        wait_until(lambda: not list(above.iterdir()))
     assert not [each for each in threading.enumerate() if each.name == "ps-host-leader"]
