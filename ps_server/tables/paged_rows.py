@@ -32,6 +32,8 @@ from ps_server.tables.row_memory import FEWEST_ROWS, RowMemory
 logger = EventLogger(__name__)
 
 _MOST_EVICTED = 1 << 14
+_MANY_ROWS = 1 << 10
+"""A table with fewer is quick from the disk, too."""
 #: Of the rows in memory, which part makes room together.
 _LOT_PART = 16
 _SLOT_BYTES = 4 + 4 + 1
@@ -194,6 +196,7 @@ class PagedRows:
         self.wanted = self.missed = 0
         #: Why the last rows could not be written; empty: they could.
         self.trouble = ""
+        self._is_crowded = False
         memory.add(self)
 
     @property
@@ -359,6 +362,7 @@ class PagedRows:
     def _shrink(self) -> None:
         """Give memory back that is above the limit, as far as the disk takes rows. No slot is held."""
         most = self._memory.most_rows(self)
+        self._say_crowded(most)
         if self._used <= most + self.lot_rows:
             return
         slots = np.arange(most, self._used)
@@ -373,6 +377,21 @@ class PagedRows:
             column.give_back(most, self._used)
         self._used = most
         self._clean()
+
+    def _say_crowded(self, most: int) -> None:
+        """Log once where ids and maps leave hardly any memory: then everything waits for the disk."""
+        is_crowded = most <= FEWEST_ROWS and self.count > _MANY_ROWS
+        if is_crowded and not self._is_crowded:
+            logger.warning(
+                "table.disk",
+                "shard %d, table '%s': ids and maps take all of the memory that tables may take, %.1f MB of them this "
+                "one's: hardly a row stays in memory, and each look-up waits for the disk; give tables more memory, "
+                "use more shards, or let rows expire",
+                self._memory.shard,
+                self._table,
+                self.index_bytes / 1e6,
+            )
+        self._is_crowded = is_crowded
 
     def _take(self, count: int) -> Numbers:
         """So many free slots; rows in others leave for that, but for those that are held. Raises TableFull."""

@@ -429,3 +429,16 @@ def test_a_size_is_a_number_of_bytes_with_a_unit(text: int | str, size: int) -> 
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="no number of bytes"):
         size_in_bytes(text)
+
+
+def test_the_log_says_once_that_ids_and_maps_leave_no_memory_for_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of = spec(dim=3)
+    table = ShardTable(of, range(of.buckets), RowMemory(1 << 10, tmp_path))
+    use(table, range(1000), np.ones((1000, 3), np.float32))
+    assert "hardly a row stays in memory" not in caplog.text
+    for begin in (1000, 1500):
+        use(table, range(begin, begin + 500), np.ones((500, 3), np.float32))
+        use(table, [1], np.ones((1, 3), np.float32))
+    assert caplog.text.count("hardly a row stays in memory") == 1
