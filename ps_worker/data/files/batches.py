@@ -95,6 +95,14 @@ def dataset(
     for name, value in (("batch_size", batch_size), ("shuffle", shuffle or True)):
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} is no number of rows", expected="1 or more", actual=repr(value))
+    if delimiter is not None and not (len(delimiter) == 1 and delimiter.isascii() and delimiter not in '\r\n"'):
+        raise ConfigError(
+            "delimiter= cannot divide values",
+            expected="one ASCII character, no line end or quote",
+            actual=repr(delimiter),
+        )
+    if isinstance(header, str):
+        raise ConfigError("header= is not a list of names", expected='header=["id", "x"]', actual=repr(header))
     wanted = columns_of(columns)
     skip = on_bad_file == "skip"
     sources = look(

@@ -261,3 +261,12 @@ def test_a_window_that_is_no_number_of_rows_is_refused(tmp_path: Path, shuffle: 
     folder(tmp_path, [20])
     with pytest.raises(ConfigError, match="shuffle is no number of rows"):
         files.read(tmp_path, batch_size=16, shuffle=shuffle)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"delimiter": ",,"}, {"delimiter": "é"}, {"delimiter": "\n"}, {"delimiter": ""}, {"header": "ab"}]
+)
+def test_a_form_that_text_cannot_have_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match=f"{next(iter(fields))}="):
+        files.read(tmp_path, ["a"], batch_size=4, **fields)
