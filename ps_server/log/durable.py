@@ -149,9 +149,10 @@ class DurableLog:
         except FileNotFoundError:
             return False  # one was just freed
 
-    def grow(self) -> None:
-        """Begin to make another segment, if none is being made."""
-        self._prepare_ahead()
+    def grow(self, most_bytes: int) -> None:
+        """Begin to make another segment, if none is being made and the log takes at most ``most_bytes`` with it."""
+        if self.may_grow(most_bytes):
+            self._prepare_ahead()
 
     @property
     def _is_full(self) -> bool:

@@ -133,7 +133,8 @@ class SegmentFolder:
     @property
     def file_bytes(self) -> int:
         """Bytes of all segments. Raises FileNotFoundError when one is freed meanwhile."""
-        return sum(segment.size_bytes for segment in self.live()) + sum(self.spare_bytes)
+        with self._lock:  # a spare one that becomes live is one of both
+            return sum(segment.size_bytes for segment in self.live()) + sum(self.spare_bytes)
 
     def live_from(self, number: int) -> list[LogSegment]:
         """The live segments that hold records from ``number`` on."""
@@ -153,13 +154,12 @@ class SegmentFolder:
         with self._lock:
             spare = next((path for path, size in self._spare.items() if size >= at_least_bytes), None)
             if spare is not None:
+                path = spare.rename(self.folder / f"{first:020}.log")
                 size = self._spare.pop(spare)
                 self._count_spare()
-        if spare is None:
-            self.prepare(max(at_least_bytes, size_bytes))
-            return self.begin(first, at_least_bytes, size_bytes)
-        path = spare.rename(self.folder / f"{first:020}.log")
-        return os.open(path, os.O_RDWR), size
+                return os.open(path, os.O_RDWR), size
+        self.prepare(max(at_least_bytes, size_bytes))
+        return self.begin(first, at_least_bytes, size_bytes)
 
     def recycle(self, below: int, keep: int, size_bytes: int) -> None:
         """Free the segments whose records are all numbered below ``below``. Raises OSError.

@@ -217,3 +217,37 @@ def test_a_segment_that_the_writer_begins_is_not_taken_away_by_the_helper_at_the
     os.close(descriptor)
     assert size == UNIT
     assert [segment.first for segment in segments.live()] == [1]
+
+
+def test_a_segment_that_becomes_the_live_one_counts_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SegmentFolder(tmp_path, sync=False)
+    folder.prepare(65536)
+    found: list[int] = []
+    reader = threading.Thread(target=lambda: found.append(folder.file_bytes))
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        reader.start()
+        reader.join(0.05)  # it may wait for the new name
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    os.close(folder.begin(1, 65536, 65536)[0])
+    reader.join()
+    assert found == [65536]
+
+
+def test_a_log_that_has_all_it_may_take_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", UNIT)
+    with LoopThread() as loop, opened(tmp_path) as (log, _):
+
+        async def grown(most_bytes: int) -> int:
+            log.grow(most_bytes)
+            await asyncio.gather(*([log._preparing] if log._preparing else []))
+            return log._segments.file_bytes
+
+        before = log._segments.file_bytes
+        assert loop.run(grown(before + log.segment_bytes - 1)) == before
+        assert loop.run(grown(before + log.segment_bytes)) == before + log.segment_bytes

@@ -129,7 +129,7 @@ class Snapshotter:
             if (outrun or self._due()) and not self._stopping.is_set():
                 await self._try()
                 if outrun:
-                    self._log.grow()
+                    self._log.grow(self._rule.log_bytes)
 
     def _look(self, interval_seconds: float) -> None:
         """Estimate what the log will have written by the next look, in ``interval_seconds``."""
