@@ -45,7 +45,11 @@ class HostFolder:
         #: Sockets and locks of this process.
         self.descriptors = OwnDescriptors()
         self.descriptors.add(self._folder)
-        self._own, self._file = _locked_file(self.path)
+        try:
+            self._own, self._file = _locked_file(self.path)
+        except OSError:
+            self.descriptors.close(self._folder)
+            raise
         self.descriptors.add(self._file)
         self._worker = HostWorker(0, 0)
         #: Models of this worker that meet others here.
@@ -79,7 +83,7 @@ class HostFolder:
         """Whether a process that has a file here is about to join the job."""
         for path in self._files():
             with suppress(OSError):
-                if not path.read_text():
+                if not path.read_text().strip():
                     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     try:
                         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -108,8 +112,12 @@ class HostFolder:
         except BlockingIOError:
             os.close(lock)
             return False
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{worker.rank} {worker.incarnation} {revision}".encode(), 0)
+        try:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{worker.rank} {worker.incarnation} {revision}".encode(), 0)
+        except OSError:
+            os.close(lock)  # another one may lead
+            raise
         self._lead_lock = lock
         self.descriptors.add(lock)
         return True
@@ -263,10 +271,15 @@ def _locked_file(folder: Path) -> tuple[Path, int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(path.stat(), os.fstat(file)):
-                os.ftruncate(file, 0)
+                # The space that the name and positions take: a disk may be full.
+                os.pwrite(file, b" " * _NAME_BYTES, 0)
                 return path, file
         except (BlockingIOError, FileNotFoundError):
             number += 1
+        except OSError:
+            path.unlink(missing_ok=True)
+            os.close(file)
+            raise
         os.close(file)
 
 

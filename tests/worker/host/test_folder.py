@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -119,6 +122,32 @@ def test_the_last_worker_removes_the_folder_and_one_of_a_dead_job_is_removed_by_
     dead.mkdir(0o700)
     enter()
     assert not dead.exists()
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Files may be made and take no byte."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_on_a_full_disk_no_worker_comes_in_and_nobody_waits_for_it(enter):
+    one = enter()
+    with full_disk(), pytest.raises(OSError, match="too large"):
+        enter()
+    assert not one.has_nameless()
+    assert one.others((9, 9)) == set()
+
+
+def test_a_worker_that_cannot_say_that_it_leads_leaves_that_to_another(enter):
+    one, two = enter(), enter()
+    with full_disk(), pytest.raises(OSError, match="too large"):
+        one.lead(ONE, 5)
+    assert two.lead(TWO, 5)
 
 
 def test_a_folder_that_others_can_enter_is_not_used(enter, short_path):
