@@ -73,6 +73,16 @@ def item_shape(column: str, spec: TableSpec) -> tuple[int, ...]:
     return {INDEX: (len(Index),), ROWS: (spec.dim,), STATE: (spec.state_width,)}.get(column, ())
 
 
+def whole_file_bytes(spec: TableSpec, rows: int, buckets: int) -> int:
+    """Bytes of a file with so many rows in so many buckets, all that there are, and no waiting ids."""
+    items = {INDEX: buckets, **dict.fromkeys(OF_ROWS, rows)}
+    if not spec.state_width:
+        items[STATE] = 0
+    if not spec.life.counts_uses:
+        items[USES] = 0
+    return file_form("", spec, items)[0].size_bytes
+
+
 def file_form(name: str, spec: TableSpec, items: Mapping[str, int]) -> tuple[FileForm, Sequence[TensorForm]]:
     """The file ``name`` with columns of so many ``items``; empty columns are omitted, except ids and rows."""
     kept = [column for column, count in items.items() if count or column in (INDEX, IDS, ROWS)]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.model.ids import buckets_of
-from ps_protocol.model.tables import Ids
+from ps_protocol.model.tables import Ids, TableSpec
 from ps_server.checkpoint.record import Base, Mark
 from ps_server.tables.store import Columns
 
@@ -129,6 +129,14 @@ def _room(like: Columns, rows: int) -> Columns:
         np.empty((rows, like.rows.shape[1]), np.float32),
         np.empty(rows if like.uses.size else 0, np.uint32),
     )
+
+
+def copy_bytes(spec: TableSpec, rows: int, in_memory: int, *, paged: bool) -> int:
+    """Memory of a copy of so many rows, all that there are, of which ``in_memory`` are in memory."""
+    row_bytes = 16 + 4 * spec.life.counts_uses
+    if paged:
+        row_bytes += 16  # Of KeptRows: id and place.
+    return row_bytes * rows + 4 * spec.width * in_memory
 
 
 def _row_bytes(columns: Columns) -> int:

@@ -369,6 +369,11 @@ def decode_saved(
     return found
 
 
+def update_row_bytes(dim: int) -> int:
+    """Bytes of a row of a step in an update record: its id and its gradient."""
+    return 8 + 4 * dim
+
+
 def encode_steps(steps: Sequence[RowStep], spec: ModelSpec) -> tuple[list[log_pb2.TableUpdate], list[memoryview]]:
     """The table part of an update record, and the bytes behind its ranges."""
     messages = [

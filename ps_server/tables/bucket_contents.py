@@ -15,6 +15,20 @@ MAX_UPDATES = 1 << 62
 """More updates than any table makes; sums of them still fit an int64."""
 
 
+#: Bytes of a waiting id: the id, its last use, its uses.
+_WAITING_SIZES = 8, 8, 4
+
+
+def _row_sizes(width: int) -> tuple[int, ...]:
+    """Bytes of a row: id, last use, values and state, uses."""
+    return 8, 8, 4 * width, 4
+
+
+def row_bytes(width: int) -> int:
+    """Bytes of a row in a payload."""
+    return sum(_row_sizes(width))
+
+
 @dataclass(frozen=True, slots=True)
 class BucketContents:
     """Rows and waiting ids of one bucket, both ascending by id, without duplicates."""
@@ -56,7 +70,7 @@ class BucketContents:
     def read(cls, spec: TableSpec, header: BucketHeader, payload: memoryview) -> BucketContents:
         """A copy of what ``payload`` holds. Raises InvalidRequest unless it fits ``header``."""
         rows, waiting = header.rows, header.waiting
-        sizes = (8 * rows, 8 * rows, 4 * spec.width * rows, 4 * rows, 8 * waiting, 8 * waiting, 4 * waiting)
+        sizes = *(size * rows for size in _row_sizes(spec.width)), *(size * waiting for size in _WAITING_SIZES)
         _check(spec, "row width", spec.width, header.width)
         _check(spec, "number of payload bytes", sum(sizes), header.payload_bytes)
         _check(spec, "payload", sum(sizes), len(payload))

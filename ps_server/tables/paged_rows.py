@@ -111,6 +111,16 @@ def _gather(values: Any, slots: Any, out: Any) -> None:
                 out[i, column] = values[slots[i], column]
 
 
+def slot_bytes(width: int) -> int:
+    """Bytes of a row in memory, beside what is there of all rows."""
+    return _SLOT_BYTES + 4 * width
+
+
+def lot_rows(most: int) -> int:
+    """Rows that leave together where ``most`` may be in memory."""
+    return max(1, min(_MOST_EVICTED, most // _LOT_PART))
+
+
 class RowIndex(Protocol):
     """The ids of a table, in memory in any case."""
 
@@ -171,7 +181,7 @@ class PagedRows:
         self._buckets = buckets
         self._width = width
         self._store: RowIndex = weakref.proxy(store)
-        self.slot_bytes = _SLOT_BYTES + 4 * width
+        self.slot_bytes = slot_bytes(width)
         slots = max(FEWEST_ROWS, min(ids.size, machine_bytes() // self.slot_bytes))
         self._reserved = [
             Reserved(slots, width, np.float32),
@@ -216,8 +226,8 @@ class PagedRows:
 
     @property
     def on_disk(self) -> int:
-        """Rows that are not in memory."""
-        return self.count - self.in_memory
+        """Rows that are not in memory. From any thread: new rows that have a slot and do not count yet are none."""
+        return max(0, self.count - self.in_memory)
 
     @property
     def disk_bytes(self) -> int:
@@ -238,7 +248,7 @@ class PagedRows:
     @property
     def lot_rows(self) -> int:
         """Rows that are written or brought together, where there are many."""
-        return max(1, min(_MOST_EVICTED, self._memory.most_rows(self) // _LOT_PART))
+        return lot_rows(self._memory.most_rows(self))
 
     def slots(self, rows: Numbers, *, write: bool) -> Numbers:
         """The slot of each of ``rows``, each once, all in memory until the next call; -1 for -1.
@@ -452,7 +462,7 @@ class PagedRows:
         self._give(changed)
 
     def _clean(self) -> None:
-        """Where too many records are dead, write the living ones of the emptiest segments again until one is free."""
+        """While too many records are dead, write the living ones of the emptiest segment again, so that it is free."""
         if self._file is None:
             return
         while (found := self._file.emptiest()) is not None:

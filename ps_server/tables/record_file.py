@@ -152,6 +152,18 @@ def _nameless(folder: Path) -> int:
     return descriptor
 
 
+def record_bytes(width: int) -> int:
+    """Bytes of a record: checksum, id, and values and state in whole words."""
+    return 8 * (2 + (width + 1) // 2)
+
+
+def most_records(living: int, lot: int) -> int:
+    """Records of a file with so many living ones, at most, where ``lot`` more are written before it is cleaned; but for
+    a few segments, and while it is not pinned.
+    """
+    return living * _DEAD_PART // (_DEAD_PART - 1) + lot
+
+
 class RecordFile:
     """Owned by one table's PagedRows, used by the executor; while it is pinned, any thread may ``read``."""
 
@@ -162,8 +174,8 @@ class RecordFile:
         """
         self._damaged = damaged
         self._width = width
-        self._words = 2 + (width + 1) // 2
-        self.record_bytes = 8 * self._words
+        self.record_bytes = record_bytes(width)
+        self._words = self.record_bytes // 8
         self.per_segment = max(1, segment_bytes // self.record_bytes)
         self.descriptor = _nameless(folder)
         # Rows of one batch lie anywhere: what the system would read ahead is of other rows.
@@ -295,14 +307,13 @@ class RecordFile:
         """A segment to empty before more is written: its first record, and the ids of all of its records, living and
         dead; None: no segment. The living ones are to be appended again. Raises DamagedData.
         """
-        used = self.living.size - len(self._free)
-        if used < _FEWEST_SEGMENTS or (used * self.per_segment - self.rows) * _DEAD_PART < used * self.per_segment:
+        if not self._has_too_many_dead:
             return None
         self._collect()
-        if self._free or self._pins:
+        if self._pins or not self._has_too_many_dead:
             return None
         living = self.living.copy()
-        living[self._head] = self.per_segment + 1
+        living[[*self._free, self._head]] = self.per_segment + 1
         first = int(np.argmin(living)) * self.per_segment
         words = np.empty((self.per_segment, self._words), np.uint64)
         data, at = words.reshape(-1).view(np.uint8).data, first * self.record_bytes
@@ -314,6 +325,13 @@ class RecordFile:
         if found < len(data):
             raise self._damaged(f"the rows at byte {at} are missing: the file was cut")
         return first, words[:, 1].view(np.int64).copy()
+
+    @property
+    def _has_too_many_dead(self) -> bool:
+        """Of the records in segments that are not free."""
+        used = self.living.size - len(self._free)
+        records = used * self.per_segment
+        return used >= _FEWEST_SEGMENTS and (records - self.rows) * _DEAD_PART >= records
 
     def check_emptied(self, first: int) -> None:
         """Raise DamagedData if the segment that begins with record ``first`` has living records whose ids were not

@@ -39,10 +39,10 @@ class RowMemory:
         what one does not need is the others'. A table with a limit of its own has no more than that.
         """
         if not self.limit_bytes:
-            return max(FEWEST_ROWS, (of.limit_bytes - of.index_bytes) // of.slot_bytes)
+            return rows_within(of.limit_bytes - of.index_bytes, of.slot_bytes)
         if len(self._tables) == 1:
             limit = min(self.limit_bytes, of.limit_bytes or self.limit_bytes)
-            return max(FEWEST_ROWS, (limit - of.index_bytes) // of.slot_bytes)
+            return rows_within(limit - of.index_bytes, of.slot_bytes)
         left = self.limit_bytes - sum(each.index_bytes for each in self._tables)
         wanted = sorted(each.wanted_bytes for each in self._tables)
         share = 0
@@ -55,4 +55,9 @@ class RowMemory:
             share = max(share, of.wanted_bytes)
         if of.limit_bytes:
             share = min(share, of.limit_bytes - of.index_bytes)
-        return max(FEWEST_ROWS, share // of.slot_bytes)
+        return rows_within(share, of.slot_bytes)
+
+
+def rows_within(left_bytes: int, slot_bytes: int) -> int:
+    """How many rows are in memory where ids and maps leave so much, which may be less than nothing."""
+    return max(FEWEST_ROWS, left_bytes // slot_bytes)

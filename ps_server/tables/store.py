@@ -86,7 +86,10 @@ _SMALLEST = 8
 _ALWAYS_KEPT = 64
 #: Its multiples, modulo 1, are evenly distributed in [0, 1).
 _GOLDEN = 0.6180339887498949
-_MAX_ROWS = (1 << 32) - 1
+MAX_ROWS = (1 << 32) - 1
+"""The numbers of rows fit 32 bits."""
+#: Of a map: a row number and a tag.
+_PLACE_BYTES = 5
 #: Entries of maps that are moved in one piece of ``prepare``, and those of one map more: about a millisecond.
 _MOVED_AT_ONCE = 1 << 14
 _FEWEST_ROWS = 1 << 20
@@ -123,12 +126,12 @@ class RowStore:
         Raises TableFull when the system has no address space.
         """
         #: Bytes of a row that are in memory in any case.
-        self._row_bytes = 8 + 8 + (4 if memory else 4 * width) + 4 * with_uses
+        self._row_bytes = index_row_bytes(width, with_uses=with_uses, on_disk=memory is not None)
         self.count = 0
         self._most = 0
         #: Rows below this number have memory, or soon will.
         self._populated = 0
-        most = min(_MAX_ROWS, machine_bytes() // self._row_bytes)
+        most = min(MAX_ROWS, machine_bytes() // self._row_bytes)
         self._reserved = _reserve(most, (1, np.int32) if memory else (width, np.float32), with_uses)
         ids, touched, values, uses = (column.array for column in self._reserved)
         #: int64 [capacity], of which [:count] live, as in all columns.
@@ -143,7 +146,7 @@ class RowStore:
         self.counts = np.zeros(buckets, np.int64)
         #: Prevents long searches with chosen ids.
         self._salt = np.uint64(secrets.randbits(64) | 1)
-        self._nothing = zeroed(5)
+        self._nothing = zeroed(_PLACE_BYTES)
         self._blocks: dict[int, npt.NDArray[Any]] = {}
         self._addresses = np.full(buckets, self._nothing.ctypes.data, np.int64)
         self._capacities = np.ones(buckets, np.int64)
@@ -390,7 +393,7 @@ class RowStore:
 
     def _resize(self, bucket: int, rows: int) -> None:
         capacity = map_capacity(bucket, rows)
-        block = zeroed(5 * capacity)
+        block = zeroed(_PLACE_BYTES * capacity)
         if self.counts[bucket]:
             old = self._addresses[bucket], self._capacities[bucket]
             _ended(id_map.rehash(self._salt, *old, block.ctypes.data, capacity, self.ids, scratch()))
@@ -426,6 +429,17 @@ def _reserve(rows: int, values: tuple[int, npt.DTypeLike], with_uses: bool) -> l
             if rows < _FEWEST_ROWS:
                 raise
             rows //= 2
+
+
+def index_row_bytes(width: int, *, with_uses: bool, on_disk: bool) -> int:
+    """Bytes of a row that are in memory in any case: id, last use, the values or their place, uses."""
+    return 8 + 8 + (4 if on_disk else 4 * width) + 4 * with_uses
+
+
+def maps_bytes(buckets: int, rows: int) -> int:
+    """Bytes of the maps of so many buckets, which have ``rows`` together, about evenly."""
+    each = -(-rows // buckets)
+    return sum(_PLACE_BYTES * map_capacity(bucket, each) for bucket in range(buckets))
 
 
 def map_capacity(bucket: int, rows: int) -> int:

@@ -58,8 +58,7 @@ class ShardTable:
             memory = RowMemory()
         elif memory is not None and not memory.limit_bytes and not life.memory_bytes:
             memory = None
-        by_uses = bool(life.max_rows) and life.eviction is Eviction.LFU
-        self._store = RowStore(spec.buckets, spec.width, with_uses=by_uses, memory=memory, name=spec.name)
+        self._store = RowStore(spec.buckets, spec.width, with_uses=life.counts_uses, memory=memory, name=spec.name)
         self._admits_all = life.admit_after <= 1 and life.admit_probability in (0, 1)
         self._waiting = WaitingIds(spec.buckets) if life.admit_after > 1 else None
         self._initial = InitialRows(spec)

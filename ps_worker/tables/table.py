@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_protocol.model.tables import Eviction, RowLife, TableSpec, size_in_bytes, validate
+from ps_protocol.model.tables import DEFAULT_BUCKETS, Eviction, RowLife, TableSpec, size_in_bytes, validate
 from ps_worker.rows import Adagrad, Init, RowOptimizer, Uniform
 from ps_worker.tables.row_gradients import RowGradients
 
@@ -61,7 +61,7 @@ class Table:
         max_rows: int = 0,
         eviction: str = "refuse",
         memory: int | str = 0,
-        buckets: int = 256,
+        buckets: int = DEFAULT_BUCKETS,
     ) -> None:
         """Declare a table. Its rows are on the shards from ``Cluster.optimizer`` or ``Cluster.follow`` on.
 

@@ -372,6 +372,39 @@ def test_no_flipped_bit_of_a_record_goes_unseen(tmp_path: Path) -> None:
             values(table, [damaged])
 
 
+def test_of_many_rows_that_leave_together_the_file_has_room_for_as_many_again_and_no_more(tmp_path: Path) -> None:
+    """One lot fills several segments."""
+    of = spec("adagrad", dim=8)
+    table = ShardTable(of, range(of.buckets), RowMemory(27 * 5_000 + 2_500 * (9 + 4 * of.width), tmp_path, 0, 1 << 12))
+    chance = np.random.default_rng(3)
+    ids = random_ids(chance, 5_000)
+    use(table, ids)
+    most = 0
+    for _ in range(200):
+        use(table, np.unique(chance.choice(ids, 300)))
+        file = paged(table)._file
+        assert file is not None
+        most = max(most, paged(table).on_disk)
+        lot = paged(table).lot_rows
+        assert file.living.size * file.per_segment <= record_file.most_records(most + lot, lot) + 4 * file.per_segment
+
+
+def test_rows_on_disk_are_never_fewer_than_none_while_others_come(tmp_path: Path, monkeypatch: Any) -> None:
+    of = spec("sgd")
+    table = ShardTable(of, range(of.buckets), RowMemory(1 << 20, tmp_path))
+    seen: list[int] = []
+    take = PagedRows._take
+
+    def seen_meanwhile(self: PagedRows, count: int) -> Any:
+        taken = take(self, count)
+        seen.append(table.on_disk)
+        return taken
+
+    monkeypatch.setattr(PagedRows, "_take", seen_meanwhile)
+    use(table, range(100))
+    assert seen == [0]
+
+
 def test_the_file_has_no_name_and_goes_with_the_table(tmp_path: Path) -> None:
     table = _table(tmp_path)
     use(table, range(1000))

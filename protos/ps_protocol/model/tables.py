@@ -20,6 +20,7 @@ Ids = npt.NDArray[np.int64]
 
 MAX_BUCKETS = 1 << 16
 MAX_DIM = 1 << 14
+DEFAULT_BUCKETS = 256
 #: Limit of initial values; the difference of two is a float32.
 _LARGEST_VALUE = 1e38
 
@@ -61,6 +62,11 @@ class RowLife:
     #: memory, unless the shard has a limit.
     memory_bytes: int = 0
 
+    @property
+    def counts_uses(self) -> bool:
+        """Whether the uses of each row are counted."""
+        return bool(self.max_rows) and self.eviction is Eviction.LFU
+
 
 class RowCount(NamedTuple):
     """The number of rows of one table in a message."""
@@ -89,7 +95,7 @@ class TableSpec:
     options: RowOptions = field(default_factory=lambda: _NONE)
     life: RowLife = RowLife()
     #: Number of buckets of ids, a power of two. A bucket is the unit of placement.
-    buckets: int = 256
+    buckets: int = DEFAULT_BUCKETS
 
     @property
     def state_width(self) -> int:

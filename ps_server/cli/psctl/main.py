@@ -30,6 +30,7 @@ from ps_server.cli.psctl.release import release
 from ps_server.cli.psctl.rows import import_rows
 from ps_server.cli.psctl.scale import scale
 from ps_server.cli.psctl.status import status
+from ps_server.cli.psctl.tables import tables
 from ps_server.cli.psctl.top import report, top
 from ps_server.cli.psctl.trace import trace
 from ps_server.cli.psctl.wait import wait
@@ -63,7 +64,7 @@ def main(
     log_format: str,
 ) -> None:
     """Inspect a running torch-ps job, change its consistency mode, make and restore checkpoints, scale it, move slices
-    between its shards, release models, and load rows of tables.
+    between its shards, release models, load rows of tables, and tell ahead what tables take.
     """
     log_as(log_level, LogFormat(log_format), os.environ.get(VARIABLES["job"]))
     context.obj = security
@@ -77,6 +78,7 @@ main.add_command(scale)
 main.add_command(feed)
 main.add_command(release)
 main.add_command(import_rows)
+main.add_command(tables)
 main.add_command(wait)
 main.add_command(learning_rates)
 main.add_command(trace)

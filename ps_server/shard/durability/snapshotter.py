@@ -39,6 +39,9 @@ T = TypeVar("T")
 MOST_PARTS = 128
 """Of earlier snapshots that one goes on from."""
 
+_CHANGED_PART = 0.5
+"""Of what all rows took: once changes take more, the next snapshot has all rows again."""
+
 _SMALL_BYTES = 256 << 20
 """A log with less space is looked after more often."""
 
@@ -298,6 +301,13 @@ class Snapshotter:
             raise Unavailable("the snapshot was given up: the shard changes its role")
 
 
+def most_snapshot_bytes(all_bytes: int) -> int:
+    """What the rows of a table take in snapshots, at most, where all of them take ``all_bytes``: the part with all of
+    them, changes, one more part that may change every row again, and all of them once more, while they are written.
+    """
+    return int((1 + _CHANGED_PART + 1 + 1) * all_bytes)
+
+
 def begin_saves(
     tables: Sequence[ShardTable], is_there: Callable[[RowsPart], bool]
 ) -> tuple[tuple[RowsPart, ...], Sequence[TableSave]]:
@@ -308,7 +318,7 @@ def begin_saves(
     places = {table.saved.place if table.saved is not None else () for table in tables}
     parts: tuple[RowsPart, ...] = places.pop() if len(places) == 1 else ()
     changed_bytes = sum(part.size_bytes for part in parts[1:])
-    many = len(parts) > MOST_PARTS or 2 * changed_bytes > parts[0].size_bytes if parts else True
+    many = len(parts) > MOST_PARTS or changed_bytes > _CHANGED_PART * parts[0].size_bytes if parts else True
     if many or not all(map(is_there, parts)):
         return (), [table.save(None) for table in tables]
     return parts, [table.save(table.saved) for table in tables]
