@@ -18,6 +18,8 @@ from ps_protocol.files import FOLDER_MODE, make_private_file
 from ps_protocol.wire.unix_peer import check_peer
 from ps_worker.host.messages import MAX_BYTES, HostWorker, Position
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
 _PREFIX = "torch-ps-hosts-"
 
 _BUFFER_BYTES = MAX_BYTES + (64 << 10)
@@ -41,7 +43,7 @@ class HostFolder:
             above.mkdir(FOLDER_MODE)
         _require_private(above)
         _sweep(above)
-        self.path, self._folder = _entered(above / _name(job))
+        self.path, self._folder = _entered(above / _name(f"{job} {_boot()}"))
         #: Sockets and locks of this process.
         self.descriptors = OwnDescriptors()
         self.descriptors.add(self._folder)
@@ -193,6 +195,14 @@ class HostFolder:
             fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self.path, ignore_errors=True)
         self.descriptors.close(self._folder)
+
+
+def _boot() -> str:
+    """The name of this start of the machine: temporary files may be on a disk that several machines share."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _name(model: str) -> str:
