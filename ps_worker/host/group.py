@@ -179,6 +179,9 @@ class HostGroup:
         except OSError:
             connection.close()
             return None
+        except BaseException:
+            connection.close()  # the leader would wait for a worker that has been interrupted
+            raise
         if isinstance(answer, HostWelcome):
             return Follower(connection, answer.key, answer.exchanges)
         connection.close()

@@ -106,6 +106,29 @@ def test_what_fails_while_others_are_waited_for_sends_those_who_have_come_on_the
         one.wait(nothing)
 
 
+def test_a_worker_that_is_interrupted_while_it_finds_its_leader_is_not_waited_for(leader, short_path, monkeypatch):
+    def interrupted(connection: HostConnection, timeout_seconds: float) -> object:
+        message = receive(connection, timeout_seconds)
+        if timeout_seconds:
+            raise KeyboardInterrupt
+        return message
+
+    def soon(waits_for: object) -> None:
+        looks.append(waits_for)
+        assert len(looks) < 50
+
+    looks: list[object] = []
+    receive = HostConnection.receive
+    other = HostFolder("a:1", short_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(HostConnection, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            group(other, 1).enter()
+    assert leader.gather(LEAD, None, soon) == []
+    leader.ended()
+    other.close()
+
+
 def test_a_leader_that_closes_ends_all_connections_and_another_leads(leader, folder, follow, short_path):
     one = follow(1)
     assert one.is_open
