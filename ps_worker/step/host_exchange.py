@@ -102,9 +102,9 @@ class HostExchange:
         if part is None or segments is None:
             return self._alone(push, answers)
         if isinstance(part, Leader):
-            return self._lead(part, push, streams, answers)
+            return _as_skipped(push, self._lead(part, push, streams, answers))
         if (found := self._follow(part, push, streams, segments)) is not None:
-            return found
+            return _as_skipped(push, found)
         return self._alone(push, answers)
 
     def start(self, *, joined_running: bool) -> None:
@@ -491,6 +491,14 @@ def _mapped(taken: TakenDeposit, number: int, stream: ShardStream) -> tuple[Shar
             "a deposit does not fit the shards", shard=str(stream.shard), expected=f"{size_bytes} bytes of gradients"
         )
     return found
+
+
+def _as_skipped(push: StepPush, found: list[StepSummary]) -> list[StepSummary]:
+    """``found``, which is of the mean of the others where this worker has skipped the step: for it the step is that."""
+    if not push.skipped:
+        return found
+    skipped = {Outcome.APPLIED: Outcome.SKIPPED}
+    return [replace(each, outcomes=tuple(skipped.get(one, one) for one in each.outcomes)) for each in found]
 
 
 def _options_text(push: StepPush) -> str:

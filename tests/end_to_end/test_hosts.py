@@ -306,6 +306,27 @@ def test_a_step_that_one_worker_skips_is_the_mean_of_the_others(rounds):
     assert_same_bits(work, rounds)
 
 
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
+def test_a_step_is_told_as_skipped_to_the_workers_that_skip_it_and_as_applied_to_the_others(rounds, mode):
+    def work(cluster: Cluster) -> list[str]:
+        model = net(0)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, nonfinite="skip")
+        cluster.barrier()
+        told = []
+        for number, step in enumerate(batches(3, WORKERS)):
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            if cluster.rank == number:
+                model[0].weight.grad.fill_(torch.nan)
+            optimizer.step()
+            told.append(optimizer.last.outcome.name)
+        return told
+
+    for rank, told in enumerate(trained([0, 0, 0], work, consistency=Consistency(mode))):
+        assert told == ["SKIPPED" if number == rank else "APPLIED" for number in range(3)]
+    assert rounds
+
+
 def test_a_sum_that_overflows_is_not_pushed_for_the_host(rounds):
     def work(cluster: Cluster) -> bool:
         weight = nn.Parameter(torch.zeros(4))
