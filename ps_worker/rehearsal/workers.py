@@ -484,6 +484,7 @@ class RehearsedSession(Session):
                 reconnect_timeout_seconds=LONG_SECONDS,
                 metrics_port=None,
                 alive_file=None,
+                per_host=False,  # a wait for others of the host would not give them their turns
             )
         )
 

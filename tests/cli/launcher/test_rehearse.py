@@ -106,6 +106,13 @@ def test_a_rehearsal_in_sync_ends_with_the_bits_of_a_job_and_each_rehearsal_with
     assert f"sync | worker 0 | at the end 0 {weights}" in first.text, job.stderr
 
 
+def test_workers_of_a_script_that_push_together_per_host_are_rehearsed_each_by_itself(tmp_path):
+    script = training().replace("connect()", "connect(per_host=True)")
+    done = rehearse(tmp_path, script, "--mode", "async")
+    assert done.code == 0, done.text
+    assert done.modes["async"]["staleness"] == {"0": 1, "1": 1, "2": 16}
+
+
 def test_with_overlap_a_worker_ends_with_the_bits_of_a_job(tmp_path):
     script = training(at_end="optimizer.finish(); print('at the end', model.weight.flatten().tolist())")
     script = script.replace("lr=0.05", "lr=0.01, overlap=True")
