@@ -44,6 +44,17 @@ class Lead:
     patience_seconds: float | None
     #: How long to wait for a worker that has not connected; None: as long as it is live.
     expects_seconds: float | None = 0.0
+    #: Of the leader's last push that every shard has taken; one that failed may have come to none.
+    reached: Position = (0, 0)
+
+
+def may_come(away: Position, reached: Position) -> bool:
+    """Whether a worker comes that makes no push before ``away`` with others. ``reached``: as in ``Lead``.
+
+    In lockstep the push before that, which it makes by itself, may wait for one of the leader.
+    """
+    phase, clock = away
+    return clock <= 1 or (phase, clock - 1) <= reached
 
 
 @dataclass(slots=True)
@@ -57,6 +68,10 @@ class _Follower:
     separated: Position = (0, 0)
     #: Since it was told so, or has said so, it has sent no deposit.
     is_apart: bool = False
+
+    def may_come(self, reached: Position) -> bool:
+        """Whether it may push without more pushes of a leader that has ``reached`` a position, in lockstep."""
+        return not self.is_apart or (self.separated <= reached and may_come(self.away, reached))
 
 
 @dataclass(slots=True)
@@ -260,7 +275,7 @@ class HostRounds:
         for worker, each in self._followers.items():
             if each.deposit is not None or each.away > lead.position:
                 continue
-            if lead.collects and each.separated >= lead.position:
+            if lead.collects and (each.separated >= lead.position or not each.may_come(lead.reached)):
                 continue
             if lead.bounded and not lead.collects and each.is_apart:
                 continue

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ps_protocol.files import FOLDER_MODE, make_private_file
 from ps_protocol.wire.unix_peer import check_peer
+from ps_worker.host.core import may_come
 from ps_worker.host.messages import MAX_BYTES, HostWorker, Position
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -71,13 +72,16 @@ class HostFolder:
         # In one write: it is read without a lock.
         os.pwrite(self._file, said.ljust(_NAME_BYTES), 0)
 
-    def others(self, position: Position) -> set[HostWorker]:
-        """The others that have a file here, and may make the push at ``position`` with others; they may have ended."""
+    def others(self, position: Position, reached: Position) -> set[HostWorker]:
+        """The others that have a file here, and may make the push at ``position`` with others; they may have ended.
+
+        ``reached``: as in ``Lead``.
+        """
         found = set()
         for path in self._files():
             with suppress(OSError, ValueError):
                 rank, incarnation, phase, clock = map(int, path.read_text().split())
-                if (phase, clock) <= position:
+                if (phase, clock) <= position and may_come((phase, clock), reached):
                     found.add(HostWorker(rank, incarnation))
         return found
 

@@ -106,9 +106,9 @@ class HostGroup:
         while self._folder.has_nameless() and time.monotonic() < deadline:
             time.sleep(_PAUSE_SECONDS)
 
-    def others(self, position: Position) -> set[HostWorker]:
-        """The other workers of this host that may make the push at ``position`` with others."""
-        return self._folder.others(position)
+    def others(self, position: Position, reached: Position) -> set[HostWorker]:
+        """The other workers of this host that may push at ``position`` with others; ``reached``: as in ``Lead``."""
+        return self._folder.others(position, reached)
 
     def say(self, text: str) -> None:
         """Log ``text`` once."""

@@ -80,6 +80,8 @@ class HostExchange:
         self._joined_running = False
         #: This worker has said that it makes no push before.
         self._until: Position = (0, 0)
+        #: Of the last push that every shard has taken.
+        self._reached: Position = (0, 0)
         self._spec = spec
         self._style = f"wire {style.wire}, overlap {style.overlap}"
         self._group = HostGroup(folder, session.host_leaders, self._hello, self._members)
@@ -94,8 +96,20 @@ class HostExchange:
     def exchange(self, push: StepPush, streams: Sequence[ShardStream], answers: Answers) -> list[StepSummary]:
         """As ``answers``, whose push may be that of another worker. Raises as that does."""
         if push.alone:
-            self.away(max(self._until, (push.phase, push.clock + 1)))
-            return answers(push)
+            return self.alone(push, answers)
+        return self._reaching(push, self._exchange(push, streams, answers))
+
+    def alone(self, push: StepPush, answers: Answers) -> list[StepSummary]:
+        """``answers``, while no other worker of this host waits for the end: it may wait for the push of that one."""
+        self.away(max(self._until, (push.phase, push.clock + 1)))
+        return self._reaching(push, answers(push))
+
+    def _reaching(self, push: StepPush, found: list[StepSummary]) -> list[StepSummary]:
+        if not any(Outcome.REFUSED in each.outcomes for each in found):
+            self._reached = push.phase, push.clock
+        return found
+
+    def _exchange(self, push: StepPush, streams: Sequence[ShardStream], answers: Answers) -> list[StepSummary]:
         self._until = 0, 0
         segments = self._own_segments(streams)
         part = self._group.enter() if segments is not None else None
@@ -293,7 +307,7 @@ class HostExchange:
         # A job of a fixed size that begins: every worker makes this step.
         begins = patience is None and not self._session.elastic and not self._joined_running
         expects = None if begins else self._session.lease_seconds
-        return Lead((push.phase, push.clock), mode.collects, mode.bounded, patience, expects)
+        return Lead((push.phase, push.clock), mode.collects, mode.bounded, patience, expects, self._reached)
 
     def _expected(self, push: StepPush) -> Callable[[], set[HostWorker]] | None:
         """Before this worker's first step: gives the workers that may not have connected."""
@@ -301,7 +315,7 @@ class HostExchange:
             return None
         self._has_begun = True
         self._group.wait_for_names()
-        return partial(self._group.others, (push.phase, push.clock))
+        return partial(self._group.others, (push.phase, push.clock), self._reached)
 
     def _while_leading(self) -> Callable[[Sequence[HostWorker]], None]:
         began = time.monotonic()

@@ -170,7 +170,8 @@ class StepPipeline:
                     answers = self._host.exchange(push, self.streams, self._answers)
             except ModelMoved as moved:
                 self._lay_out(moved)
-                answers = self.following_moves(partial(self._push_again, replace(push, staged=())))
+                again = replace(push, staged=())
+                answers = self._to_moved(again) if self._host is None else self._host.alone(again, self._to_moved)
         except BaseException:
             self._drop()
             raise
@@ -222,6 +223,10 @@ class StepPipeline:
             self._others,
         )
         return found
+
+    def _to_moved(self, push: StepPush) -> list[StepSummary]:
+        """As ``_push_again``, through further moves."""
+        return self.following_moves(partial(self._push_again, push))
 
     def _push_again(self, push: StepPush) -> list[StepSummary]:
         """Push to shards of another layout: all have ``push`` already, or none has."""

@@ -31,6 +31,10 @@ def test_a_worker_that_dies_before_its_leader_welcomes_it_leaves_no_connection_t
     assert run(620058).violation == ""
 
 
+def test_a_host_whose_leader_sends_its_push_again_after_a_move_waits_for_nobody_that_waits_for_that():
+    assert run(621028).violation == ""
+
+
 @pytest.mark.parametrize(
     "fixed",
     [

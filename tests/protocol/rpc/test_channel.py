@@ -36,6 +36,8 @@ ALLOWED = {
     "ps_server/cli/launcher/slurm/job.py": {"socket.socket"},
     # With TLS from the environment.
     "ps_server/health.py": {"socket.create_connection"},
+    # Workers of one host meet in a folder of their user; the user of the other end is checked.
+    "ps_worker/host/folder.py": {"socket.socket"},
     # Side channels: a one-time token that came over gRPC, and TLS.
     "ps_server/shard/transport": {"socket.socket"},
     "ps_worker/transport": {"socket.socket", "socket.create_connection"},

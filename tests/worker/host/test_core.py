@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ps_worker.host.core import HOLD_SECONDS, Dismiss, HostRounds, Lead, Tell
@@ -19,7 +21,7 @@ def deposit(clock: int, phase: int = 0) -> Deposit:
 
 
 def lead(clock: int, mode: str = "sync", patience: float | None = None, phase: int = 0) -> Lead:
-    return Lead((phase, clock), mode == "sync", mode != "async", patience, patience)
+    return Lead((phase, clock), mode == "sync", mode != "async", patience, patience, (phase, clock - 1))
 
 
 def joined(*workers: HostWorker) -> HostRounds:
@@ -80,6 +82,22 @@ def test_in_sync_who_pushed_this_step_by_itself_is_not_waited_for():
     assert rounds.is_complete
     rounds.ended()
     rounds.lead(lead(4), 0.0)
+    assert rounds.waits_for == [ONE]
+
+
+def test_in_sync_who_waits_for_a_push_of_the_leader_that_has_failed_is_not_waited_for():
+    rounds = joined(ONE)
+    rounds.leave_until((0, 2))
+    rounds.deposit(ONE, deposit(1), 0.0)  # it pushes by itself, and waits for the leader's first push
+    rounds.lead(replace(lead(2), reached=(0, 0)), 0.0)
+    assert rounds.is_complete
+    assert not rounds.taken
+    rounds.ended()
+    rounds.away(ONE, (0, 3))  # it makes the second one by itself, for its part
+    rounds.lead(replace(lead(3), reached=(0, 1)), 0.0)
+    assert rounds.is_complete
+    rounds.ended()
+    rounds.lead(replace(lead(3), reached=(0, 2)), 0.0)
     assert rounds.waits_for == [ONE]
 
 

@@ -33,22 +33,23 @@ def enter(short_path):
 def test_workers_of_one_job_find_each_other_once_they_have_joined_it(enter):
     one, two, other = enter(), enter(), enter("b:1")
     assert one.has_nameless()
-    assert one.others((0, 1)) == set()
+    assert one.others((0, 1), (9, 9)) == set()
     two.name(TWO)
     other.name(ONE)
     assert not one.has_nameless()
-    assert one.others((0, 1)) == {TWO}
-    assert other.others((0, 1)) == set()
+    assert one.others((0, 1), (9, 9)) == {TWO}
+    assert other.others((0, 1), (9, 9)) == set()
 
 
 def test_a_worker_that_pushes_by_itself_up_to_a_step_is_not_among_those_who_make_it(enter):
     one, two = enter(), enter()
     two.name(TWO)
     two.away((0, 3))
-    assert one.others((0, 2)) == set()
-    assert one.others((0, 3)) == {TWO}
+    assert one.others((0, 2), (9, 9)) == set()
+    assert one.others((0, 3), (0, 1)) == set(), "its second push may wait for that of the leader"
+    assert one.others((0, 3), (0, 2)) == {TWO}
     two.away(FOREVER)
-    assert one.others((9, 9)) == set()
+    assert one.others((9, 9), (9, 9)) == set()
 
 
 def test_one_process_leads_until_it_resigns_and_is_named(enter):
@@ -151,7 +152,7 @@ def test_on_a_full_disk_no_worker_comes_in_and_nobody_waits_for_it(enter):
     with full_disk(), pytest.raises(OSError, match="too large"):
         enter()
     assert not one.has_nameless()
-    assert one.others((9, 9)) == set()
+    assert one.others((9, 9), (9, 9)) == set()
 
 
 def test_a_worker_that_cannot_say_that_it_leads_leaves_that_to_another(enter):
