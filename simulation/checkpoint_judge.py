@@ -79,7 +79,7 @@ class CheckpointJudge:
             saved.rows |= part.rows
             saved.version = max(saved.version, part.version)
             pushes = (push for update in truth.history[: part.version] for push in update.pushes)
-            saved.highest = max([saved.highest, *(push.highest for push in pushes)])
+            saved.highest = max([saved.highest, *(each.position for push in pushes for each in push.contributions)])
         self._check_one_point(parts)
 
     def _check_one_point(self, parts: Mapping[int, SavedPart]) -> None:

@@ -341,7 +341,7 @@ class Judge:
         return self._durable and (not self._early or disk == truth.acknowledged_on)
 
     def _judge_pull(self, truth: ShardTruth, info: PushInfo) -> None:
-        mode, position = truth.mode, info.highest
+        mode, position = truth.mode, info.lowest
         if mode.mode is Mode.SSP:
             bound = Position(position.phase, position.clock - mode.staleness)
         elif mode.mode is Mode.SYNC and position > truth.last_round:

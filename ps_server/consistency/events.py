@@ -77,9 +77,11 @@ class PushInfo:
         return min([each.worker for each in self.contributions])
 
     @property
-    def highest(self) -> Position:
-        """The position of the worker that has come furthest with it."""
-        return max([each.position for each in self.contributions])
+    def lowest(self) -> Position:
+        """The position of the worker that has come least far with it: only where async has just ended are they not alike
+        in a mode that has pulls wait, and a pull must not wait for a worker that it is the answer to.
+        """
+        return min([each.position for each in self.contributions])
 
 
 class Verdict(enum.Enum):

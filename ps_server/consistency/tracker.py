@@ -176,7 +176,7 @@ class Tracker:
                 return f"{worker} does not take part"
             if each.sequence <= participant.last_sequence:
                 known += 1
-            elif self._rule.collects and position != push.position:
+            elif self._consistency.mode.bounded and position != push.position:
                 return f"push {each.sequence} of {worker} is of another step"
             elif position <= self._clocks[worker.rank] or position.clock < 1 or max(*position, each.sequence) >= LIMIT:
                 return f"push {each.sequence} of {worker} does not advance its clock"

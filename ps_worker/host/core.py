@@ -167,8 +167,11 @@ class HostRounds:
         self.exchanges += 1
         return [*self._misfits(), *self._look()]
 
-    def tick(self, now: float, live: Mapping[int, int], revision: int) -> list[Command]:
-        """Time has passed. ``live``: workers of the membership of ``revision``, rank to incarnation."""
+    def tick(self, now: float, live: Mapping[int, int], revision: int, *, bounded: bool = False) -> list[Command]:
+        """Time has passed. ``live``: workers of the membership of ``revision``, rank to incarnation.
+
+        ``bounded``: in the mode that is in force by now answers may wait for other workers.
+        """
         gone = [
             worker
             for worker, follower in self._followers.items()
@@ -182,7 +185,7 @@ class HostRounds:
         if lead is None:
             return commands
         if self._is_closed:
-            if lead.bounded and not lead.collects:
+            if (lead.bounded or bounded) and not lead.collects:
                 commands += self._released(now, "the leader waits for other workers")
             return commands
         if lead.expects_seconds is not None and now - self._led_at >= lead.expects_seconds:
@@ -255,9 +258,9 @@ class HostRounds:
         return [(worker, each) for worker, each in self._followers.items() if each.deposit is not None]
 
     def _misfits(self) -> list[Command]:
-        """The deposits of another position push by themselves, where a round is made of one."""
+        """The deposits of another position push by themselves, where an answer waits for what workers stand at."""
         lead = self._lead
-        if lead is None or not lead.collects:
+        if lead is None or not lead.bounded:
             return []
         others = [worker for worker, each in self._pending() if _position(each) != lead.position]
         return [self._separate(worker, "the leader is at another step") for worker in others]

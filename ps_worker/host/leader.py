@@ -45,6 +45,8 @@ class LiveWorkers:
     #: Rank to incarnation.
     live: Mapping[int, int]
     revision: int
+    #: In the mode in force answers may wait for other workers.
+    bounded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,7 @@ class Leader:
 
     def _tick(self) -> None:
         members = self._members()
-        self._do(self._rounds.tick(time.monotonic(), members.live, members.revision))
+        self._do(self._rounds.tick(time.monotonic(), members.live, members.revision, bounded=members.bounded))
         if any(each is not self and each._rounds.may_wait for each in self._leaders.all):
             self._do(self._rounds.release(time.monotonic()))
 

@@ -150,7 +150,8 @@ class HostExchange:
 
     def _members(self) -> LiveWorkers:
         view = self._session.view
-        return LiveWorkers({rank: each.incarnation for rank, each in view.live(Role.WORKER).items()}, view.revision)
+        live = {rank: each.incarnation for rank, each in view.live(Role.WORKER).items()}
+        return LiveWorkers(live, view.revision, self._session.consistency.mode.bounded)
 
     def _own_segments(self, streams: Sequence[ShardStream]) -> list[tuple[int, SharedMemory | None]] | None:
         """The segments with this worker's gradients, by shard; None: they are not in segments."""

@@ -102,7 +102,7 @@ class Reference:
     def may_step(self, push: PushInfo, whole: PushInfo) -> bool:
         """Whether ``push`` may be part of ``whole``."""
         own = self.standing().get(push.worker)
-        same = push.position == whole.position or self.consistency.mode is not Mode.SYNC
+        same = push.position == whole.position or self.consistency.mode is Mode.ASYNC
         return own is not None and push.position > own and same
 
     def take_ready(self, now: float) -> list[tuple[Position, list[PushInfo]]]:

@@ -101,8 +101,8 @@ def test_a_position_that_is_not_a_next_one_makes_each_push_by_itself(mode: Consi
     assert job.tracker.push(push).verdict is not Verdict.SEPARATE
 
 
-def test_different_steps_are_one_push_where_each_is_applied_on_arrival_and_none_of_a_round() -> None:
-    for mode, verdict in ((ASYNC, Verdict.APPLY), (ssp(3), Verdict.APPLY), (SYNC, Verdict.SEPARATE)):
+def test_different_steps_are_one_push_only_where_its_answer_waits_for_nobody() -> None:
+    for mode, verdict in ((ASYNC, Verdict.APPLY), (ssp(3), Verdict.SEPARATE), (SYNC, Verdict.SEPARATE)):
         job = Job(mode, 2)
         push = combined(job, 0, 1)
         assert job.tracker.push(replace(push, position=at(2))).verdict is verdict
@@ -152,16 +152,14 @@ def test_in_a_round_that_has_passed_it_is_late_for_all() -> None:
     assert job.tracker.counts.outcomes["late"] == 1
 
 
-def test_in_ssp_its_pull_waits_for_the_bound_of_the_one_that_is_furthest() -> None:
-    job = Job(ssp(1), 3)
+def test_its_pull_does_not_wait_for_one_of_its_own_workers_where_async_has_just_ended() -> None:
+    job = Job(ASYNC, 2)
     push = combined(job, 0, 1)
     push = replace(push, others=(replace(push.others[0], position=at(3)),))
-    job.tracker.push(push)
-    assert push.highest == at(3)
-    assert not job.tracker.may_pull(push.highest)
-    job.push(2, 2)
-    job.push(0, 2)
-    assert job.tracker.may_pull(push.highest)
+    assert job.tracker.push(push).verdict is Verdict.APPLY
+    job.tracker.configure(ssp(1))
+    assert not job.tracker.may_pull(at(3))
+    assert job.tracker.may_pull(push.lowest)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -179,7 +179,7 @@ class JobLife(RuleBasedStateMachine):
             return
         for worker, push in zip(group, pushes, strict=True):
             worker.last = whole if worker is group[0] else push
-            self.park(worker, whole.highest)
+            self.park(worker, whole.lowest)
             if self.tracker.collects:
                 worker.position = self.tracker.resume(push.position)
         self.settle()

@@ -35,6 +35,12 @@ def test_a_host_whose_leader_sends_its_push_again_after_a_move_waits_for_nobody_
     assert run(621028).violation == ""
 
 
+@pytest.mark.parametrize("seed", [621266, 621196])
+def test_the_answer_to_a_host_waits_for_none_of_its_own_workers(seed):
+    """In ssp, of one that was steps behind; where async ended meanwhile, of one that waited with its next push."""
+    assert run(seed).violation == ""
+
+
 @pytest.mark.parametrize(
     "fixed",
     [

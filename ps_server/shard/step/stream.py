@@ -334,7 +334,7 @@ class StepStream:
         if (newest := self._model.answerable()) is None:
             return None
         tracker, info = self._model.tracker, push.info
-        position = info.highest if info.others else info.position
+        position = info.lowest if info.others else info.position
         asked = tracker.pull_position(position, push.ahead) if push.ahead else position
         return newest if tracker.may_pull(asked) else None
 
@@ -522,7 +522,7 @@ class StepStream:
             push.trace.has_turn()
         waited_seconds, reason = 0.0, ""
         if waits:
-            position = push.info.highest if push.info.others else push.info.position
+            position = push.info.lowest if push.info.others else push.info.position
             waited_seconds, reason = await self._wait_for_mode(position, push.ahead)
         result = self._answer(push, waited_seconds, reason)
         await self._reply(result, push.info, push.trace)

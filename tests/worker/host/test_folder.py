@@ -131,7 +131,7 @@ def test_machines_whose_temporary_files_are_on_one_disk_do_not_meet(enter, short
     monkeypatch.setattr("ps_worker.host.folder._BOOT", short_path / "boot")
     there = enter()
     there.name(TWO)
-    assert here.others((9, 9)) == set()
+    assert here.others((9, 9), (9, 9)) == set()
     assert there.lead(TWO, 5)
     assert here.lead(ONE, 5)
 

@@ -21,7 +21,7 @@ from ps_worker.host.memory import LentSegments, MappedSegments, read_only
 from ps_worker.host.messages import Deposit, HostHello, RoundAnswer, Separate
 from tests.support.shards import wait_until
 
-LIVE = LiveWorkers({0: 10, 1: 11, 2: 12}, 5)
+LIVE = LiveWorkers({0: 10, 1: 11, 2: 12}, 5, bounded=False)
 LEAD = Lead((0, 1), True, True, None)
 DEPOSIT = Deposit(1, 0, 1, 1, 1.0, False, False, (), (), (), "")
 NOTHING = RoundAnswer(1, 0.0, "", ())
