@@ -78,8 +78,8 @@ class PushInfo:
 
     @property
     def lowest(self) -> Position:
-        """The position of the worker that has come least far with it: only where async has just ended are they not alike
-        in a mode that has pulls wait, and a pull must not wait for a worker that it is the answer to.
+        """The position of the worker that has come least far with it. In a mode that has pulls wait they differ only
+        where async has just ended; and a pull must not wait for a worker that it is the answer to.
         """
         return min([each.position for each in self.contributions])
 

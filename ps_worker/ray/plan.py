@@ -6,7 +6,7 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -160,14 +160,6 @@ def uses_loopback(security: SecuritySettings, node_addresses: Collection[str]) -
         remedy="give RayCluster() security=SecuritySettings(tls_ca=…, token_file=…), with files that every node has, "
         "or SecuritySettings(insecure=True) where everybody who reaches the nodes is trusted",
     )
-
-
-def pushing_per_host(plan: RayPlan, node_addresses: Collection[str]) -> RayPlan:
-    """``plan`` with ``per_host`` set: on several machines with several workers, which Ray packs together."""
-    if plan.per_host is not None:
-        return plan
-    several = plan.workers > 1 or plan.worker_range is not None
-    return replace(plan, per_host=several and len(set(node_addresses)) > 1)
 
 
 def _at_least(least: int, **counts: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,16 +190,6 @@ class Programs:
             if self.tensorboard is not None:
                 environment[TENSORBOARD_VARIABLE] = str(self.tensorboard)
         return environment
-
-
-def pushing_per_host(programs: Programs, environment: Mapping[str, str], *, shared: bool) -> Programs:
-    """``programs`` whose workers of one host push together where ``shared`` says that there are several on one.
-
-    What the command line or ``environment`` says of it holds.
-    """
-    if programs.per_host is not None or PER_HOST_VARIABLE in environment:
-        return programs
-    return replace(programs, per_host=shared)
 
 
 def certificates_in(path: Path, shards: int, hosts: Sequence[str] = (), job: str = DEFAULT_JOB) -> CertificateFolder:

@@ -24,10 +24,9 @@ from ps_server.cli.launcher.hosts.placing import (
     all_slots,
     hosts_of,
     hosts_of_file,
-    shares_hosts,
     spread,
 )
-from ps_server.cli.launcher.programs import Programs, Script, pushing_per_host
+from ps_server.cli.launcher.programs import Programs, Script
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.supervisor import Supervisor
@@ -172,7 +171,6 @@ def run_on_hosts(
         ssh=options.ssh,
     )
     programs = replace(programs, servers=servers_on_hosts(command[0], programs))
-    programs = pushing_per_host(programs, environment, shared=shares_hosts(placed))
     with Fleet(job, environment) as fleet:
         check_listening(fleet.addresses, environment, tls=programs.tls)
         programs = replace(programs, addresses={process: fleet.address_of(process) for process in placed})

@@ -23,7 +23,7 @@ from ps_protocol.security.settings import VARIABLES, SecuritySettings
 from ps_protocol.text import whole_number
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.job import check_listening
-from ps_server.cli.launcher.programs import ASKS_FOR_LOST, Programs, pushing_per_host, security_environment
+from ps_server.cli.launcher.programs import ASKS_FOR_LOST, Programs, security_environment
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
@@ -139,7 +139,6 @@ def run_in_slurm(
     coordinator = join_address(task.coordinator_node, task.port(programs.port))
     # Slurm starts a job again after the end of all its processes.
     lineage = f"slurm {environment.get('SLURM_CLUSTER_NAME', '')} {task.job} {task.step}"
-    programs = pushing_per_host(programs, environment, shared=task.shares_nodes)
     programs = TaskPrograms.of(programs, processes, address, coordinator, lineage, certificates, restarts[0] > 0)
     screen.say(f"task {task.number} of {task.tasks} on {task.node}: {', '.join(map(str, processes))}")
     supervisor = TaskSupervisor(processes, *restarts)
