@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -47,8 +47,12 @@ from ps_worker.step.summary import StepPush, StepSettings, StepSummary
 
 logger = EventLogger("ps_worker")
 
-Answers = Callable[[StepPush], list[StepSummary]]
-"""Pushes, and returns what each shard has answered."""
+
+class Answers(Protocol):
+    """Pushes, and returns what each shard has answered."""
+
+    def __call__(self, push: StepPush, before: Sequence[StepSummary] = ()) -> list[StepSummary]:
+        """``before``: the answers to the push of the host; only shards that could not take it as one get ``push``."""
 
 
 class _LeaderLost(Exception):
@@ -99,7 +103,7 @@ class HostExchange:
             return self.alone(push, answers)
         return self._reaching(push, self._exchange(push, streams, answers))
 
-    def alone(self, push: StepPush, answers: Answers) -> list[StepSummary]:
+    def alone(self, push: StepPush, answers: Callable[[StepPush], list[StepSummary]]) -> list[StepSummary]:
         """``answers``, while no other worker of this host waits for the end: it may wait for the push of that one."""
         self.away(max(self._until, (push.phase, push.clock + 1)))
         return self._reaching(push, answers(push))
@@ -137,7 +141,7 @@ class HostExchange:
 
     # -- both
 
-    def _alone(self, push: StepPush, answers: Answers) -> list[StepSummary]:
+    def _alone(self, push: StepPush, answers: Callable[[StepPush], list[StepSummary]]) -> list[StepSummary]:
         """Push by itself: who begins to lead does not wait for this push, which may wait for that of the leader."""
         self._group.apart((push.phase, push.clock + 1))
         return answers(push)
@@ -266,12 +270,15 @@ class HostExchange:
             found.append(
                 StepSummary((part.version,), (_outcome(part.outcome),), part.staleness, clock, 0, answer.waited_seconds)
             )
-        if answer.options != _options_text(push):
-            self._group.say(
-                f"a step of this host is made with the options of one of its workers: {answer.options} are used, and "
-                f"{_options_text(push)} of this worker are not"
-            )
+        self._tell_options(answer.options, push)
         return found
+
+    def _tell_options(self, used: str, push: StepPush) -> None:
+        if used != (own := _options_text(push)):
+            self._group.say(
+                f"a step of this host is made with the options of one of its workers: {used} are used, and {own} of "
+                "this worker are not"
+            )
 
     # -- the leader
 
@@ -292,8 +299,9 @@ class HostExchange:
             if errors or any(Outcome.SEPARATE in each.outcomes for each in found):
                 why = str(errors[0]) if errors else "not every shard could take it"
                 leader.dissolve(f"the push of this host was refused: {why}")
-                return found if errors else self._alone(push, answers)
+                return found if errors else self._alone(push, partial(answers, before=found))
             answer = self._answer(streams, before, found)
+            self._tell_options(self._options, push)
             return found
         except BaseException:
             leader.dissolve("the leader's step has failed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -187,15 +187,27 @@ class StepPipeline:
         """Send a part of the next push to ``shard`` ahead, where its stream is open; whether that was possible."""
         return any(stream.stage(span) for stream in self.streams if stream.shard == shard)
 
-    def _answers(self, push: StepPush, *, is_sent: bool = False) -> list[StepSummary]:
-        """Send ``push``; the answers, by shard. It is repeated on a new stream as often as one breaks."""
-        answers: dict[int, StepSummary] = {}
+    def _answers(
+        self, push: StepPush, before: Sequence[StepSummary] = (), *, is_sent: bool = False
+    ) -> list[StepSummary]:
+        """Send ``push``; the answers, by shard. It is repeated on a new stream as often as one breaks.
+
+        ``before``: the answers, by shard, to the push of a host. This one goes only to shards that could not take that
+        as one: another, which was restarted since, may have forgotten a push that has changed nothing.
+        """
+        answers = {
+            shard: answer
+            for shard, answer in zip(self._shards, before, strict=False)
+            if answer.outcome is not Outcome.SEPARATE
+        }
         if not is_sent:
             for stream in self.streams:
-                if not stream.is_dropped:
+                if not stream.is_dropped and stream.shard not in answers:
                     stream.send(push)
 
         def receive(stream: ShardStream) -> bool:
+            if stream.shard in answers:
+                return True
             if stream.is_dropped:
                 self._repeat(stream, push)
             answer = stream.receive()
@@ -214,7 +226,9 @@ class StepPipeline:
 
         counters, began = self._counters, time.perf_counter()
         reconnecting = counters.waits[WaitReason.RECONNECT]
-        self._in_turns(receive, (push.phase, push.clock))
+        # A shard that wants the pushes one by one has taken none: it gets this position with that of this worker.
+        apart = Outcome.SEPARATE
+        self._in_turns(receive, (push.phase, push.clock), lambda stream: answers[stream.shard].outcome is not apart)
         found = list(map(answers.__getitem__, self._shards))
         counters.answered(
             time.perf_counter() - began,
@@ -498,12 +512,18 @@ class StepPipeline:
             lambda: [self.persistently(stream, partial(action, stream)) for stream in self.streams]
         )
 
-    def _in_turns(self, receive: Callable[[ShardStream], bool], position: Position) -> None:
+    def _in_turns(
+        self,
+        receive: Callable[[ShardStream], bool],
+        position: Position,
+        stands: Callable[[ShardStream], bool] = lambda _stream: True,
+    ) -> None:
         """Call ``receive`` until it has returned True for each stream; False: the shard waits.
 
         A shard that waits or cannot be reached goes to the end. A broken stream, or a refusal for want of room, is
         therefore noticed although another shard waits, perhaps for a worker that waits for this one. A shard that was
-        restarted after its answer gets ``position`` again: it may have lost it and make others wait.
+        restarted after its answer gets ``position`` again, where its answer ``stands``: it may have lost it and make
+        others wait.
         """
         attempts: dict[int, Attempts] = {}
         turns = deque(self.streams)
@@ -521,7 +541,7 @@ class StepPipeline:
                     turns.appendleft(stream)
                     continue
             turns.append(stream)
-            self._reopen([other for other in self.streams if other not in turns], position)
+            self._reopen([other for other in self.streams if other not in turns and stands(other)], position)
 
     def _reopen(self, answered: list[ShardStream], position: Position) -> None:
         """Open streams that have ended since their shards answered; a shard that is away is left for later."""

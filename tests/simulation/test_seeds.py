@@ -35,6 +35,10 @@ def test_a_host_whose_leader_sends_its_push_again_after_a_move_waits_for_nobody_
     assert run(621028).violation == ""
 
 
+def test_only_shards_that_could_not_take_a_host_as_one_get_the_push_of_its_leader():
+    assert run(621389).violation == ""
+
+
 @pytest.mark.parametrize("seed", [621266, 621196])
 def test_the_answer_to_a_host_waits_for_none_of_its_own_workers(seed):
     """In ssp, of one that was steps behind; where async ended meanwhile, of one that waited with its next push."""

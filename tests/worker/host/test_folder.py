@@ -12,6 +12,7 @@ import pytest
 
 from ps_worker.host.folder import HostFolder
 from ps_worker.host.messages import FOREVER, HostWorker
+from tests.support.shards import wait_until
 
 ONE, TWO = HostWorker(1, 11), HostWorker(2, 12)
 
@@ -104,7 +105,7 @@ def test_a_forked_child_keeps_neither_the_lock_nor_a_socket(enter):
         one.descriptors.close(ours)
         one.resign()
         assert theirs.recv(1) == b""
-        assert two.lead(TWO, 6)
+        wait_until(lambda: two.lead(TWO, 6))  # the child closes one after the other
     finally:
         os.write(writer, b"x")
         os.waitpid(child, 0)
