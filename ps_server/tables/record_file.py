@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,8 @@ class RecordFile:
 
     def __del__(self) -> None:
         if getattr(self, "descriptor", -1) >= 0:
-            os.close(self.descriptor)
+            with suppress(OSError):  # the end of the process may have closed it
+                os.close(self.descriptor)
 
     @property
     def size_bytes(self) -> int:

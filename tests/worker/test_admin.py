@@ -19,7 +19,7 @@ from tests.worker.jobs import running_job
 IDS = np.arange(5)
 
 #: Commands of psctl that need no job.
-FILES_ONLY = {"certs", "checkpoints", "export", "verify", "trace"}
+FILES_ONLY = {"tables", "certs", "checkpoints", "export", "verify", "trace"}
 CALLS = {
     "checkpoint": "checkpoint",
     "drain": "drain",
