@@ -217,23 +217,26 @@ class OwnDescriptors:
     """What a forked child must not keep: sockets would stay open, and locks held, when this process has ended."""
 
     def __init__(self) -> None:
-        self._held: set[int | socket.socket] = set()
+        #: A number is that of a file: one that has been closed elsewhere may be another file's by now.
+        self._held: dict[int | socket.socket, os.stat_result | None] = {}
         held = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _close_all(held()))
 
     def add(self, descriptor: int | socket.socket) -> None:
         """Close it in children that are forked from now on."""
-        self._held.add(descriptor)
+        self._held[descriptor] = os.fstat(descriptor) if isinstance(descriptor, int) else None
 
     def close(self, descriptor: int | socket.socket) -> None:
         """Close it here."""
-        self._held.discard(descriptor)
+        self._held.pop(descriptor, None)
         _close(descriptor)
 
     def close_all(self) -> None:
         """Close all, in a child."""
-        for descriptor in self._held:
-            _close(descriptor)
+        for descriptor, file in self._held.items():
+            with suppress(OSError):
+                if file is None or (isinstance(descriptor, int) and os.path.samestat(os.fstat(descriptor), file)):
+                    _close(descriptor)
         self._held.clear()
 
 
