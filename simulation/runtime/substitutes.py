@@ -28,7 +28,7 @@ from ps_server.serving import grpc_server
 from ps_server.shard import resharding
 from ps_server.shard import times as shard_times
 from ps_server.shard.durability import snapshotter
-from ps_worker import times
+from ps_worker import times, trained_models
 from ps_worker.host import group
 from simulation.runtime import futures, locks, threads, wait
 from simulation.runtime.aio_clients import AioChannel
@@ -292,7 +292,11 @@ def installed(kernel: Kernel, network: Network, files: Files, *, small_log: bool
 
     ``small_log``: a log may be smaller than it could be otherwise.
     """
-    numbers = [*_PERIODS, *(_SMALL_LOGS if small_log else ())]
+    values_here: list[tuple[ModuleType, str, Any]] = [
+        *_PERIODS,
+        *(_SMALL_LOGS if small_log else ()),
+        (trained_models, "_trained", set()),  # a warning would depend on the runs before
+    ]
     table = {
         "time": _Time(),
         "monotonic": _Time.monotonic,
@@ -313,12 +317,12 @@ def installed(kernel: Kernel, network: Network, files: Files, *, small_log: bool
     }
     originals = _originals()
     places, defaults = _places()
-    periods = [(module, name, getattr(module, name)) for module, name, _ in numbers]
+    values_outside = [(module, name, getattr(module, name)) for module, name, _ in values_here]
     before = [(function, function.__defaults__) for function, _ in defaults]
     wait.use(kernel)
     try:
-        for module, name, period in numbers:
-            setattr(module, name, period)
+        for module, name, value in values_here:
+            setattr(module, name, value)
         for place in places:
             setattr(place.holder, place.name, table[originals[id(place.value)]])
         for function, at in defaults:
@@ -332,6 +336,6 @@ def installed(kernel: Kernel, network: Network, files: Files, *, small_log: bool
             setattr(place.holder, place.name, place.value)
         for function, values_before in before:
             function.__defaults__ = values_before
-        for module, name, period_before in periods:
-            setattr(module, name, period_before)
+        for module, name, value in values_outside:
+            setattr(module, name, value)
         wait.use(None)
