@@ -15,7 +15,7 @@ from ps_protocol import times
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply
 from ps_protocol.cluster.requests import StepRequest
 from ps_protocol.cluster.transport import Transport
-from ps_protocol.errors import Unavailable
+from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.chunks import STEP_REPLIES, STEP_REQUESTS, ChunkReceiver
 from ps_protocol.wire.convert.step import reply_to_bytes, reply_to_pieces, request_from_bytes
@@ -151,8 +151,8 @@ class GrpcServerTransport:
         await self._write((reply_to_bytes(reply),))
 
     def send_at_once(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> bool:
-        """What is sent here has to be waited for."""
-        raise NotImplementedError
+        """Never called: what is sent here has to be waited for, and no message is dealt with at once."""
+        raise InternalError("gRPC sends no answer at once")
 
     async def send_rest(self) -> None:
         """Nothing is left."""

@@ -51,8 +51,8 @@ SETTINGS = ClusterSettings(lease_seconds=3.0, heartbeat_seconds=0.1, seed=5)
 class Worker:
     """A training script in a process of its own."""
 
-    def __init__(self, address: str, epochs: int = 1, stop_after: int = -1) -> None:
-        self.process = Interpreter("-c", WORKER, address, str(epochs), str(stop_after))
+    def __init__(self, script: str, *arguments: str) -> None:
+        self.process = Interpreter("-c", script, *arguments)
         self.lines: list[str] = []
 
     def run_until(self, word: str) -> None:
@@ -81,25 +81,29 @@ class Worker:
 
 
 class Cluster:
-    """A coordinator with a journal, the place of its one shard taken, and the workers a test started."""
+    """A coordinator with a journal, the place of its one shard taken, and the workers a test started.
 
-    def __init__(self, coordinator: TestCoordinator, exits: ExitStack) -> None:
+    These run ``script`` with the coordinator's address, ``arguments``, epochs, and the number of batches to stop after.
+    """
+
+    def __init__(self, coordinator: TestCoordinator, exits: ExitStack, script: str, *arguments: str) -> None:
         self.coordinator = coordinator
         self._exits = exits
+        self._script, self._arguments = script, arguments
 
     def worker(self, epochs: int = 1, stop_after: int = -1) -> Worker:
-        worker = Worker(self.coordinator.address, epochs, stop_after)
+        worker = Worker(self._script, self.coordinator.address, *self._arguments, str(epochs), str(stop_after))
         self._exits.callback(worker.close)
         return worker
 
 
 @contextmanager
-def running(data_dir: Path) -> Iterator[Cluster]:
+def running(data_dir: Path, script: str = WORKER, *arguments: str) -> Iterator[Cluster]:
     with stopped_coordinator(SETTINGS, data_dir) as coordinator, ExitStack() as exits:
         coordinator.start()
         client = exits.enter_context(CoordinatorClient(coordinator.address))
         exits.enter_context(Membership.join(client, JoinRequest(Role.SHARD, 0, "127.0.0.1:1")))
-        yield Cluster(coordinator, exits)
+        yield Cluster(coordinator, exits, script, *arguments)
 
 
 @pytest.fixture

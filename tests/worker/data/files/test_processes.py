@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.support.interpreters import Interpreter
 from tests.worker.data.files.made import parquet, text
-from tests.worker.data.test_leased_processes import running
+from tests.worker.data.test_leased_processes import Cluster, counted, running
 
 ROWS = 700
 #: Rows of a part of these files.
@@ -39,51 +36,8 @@ with ps_worker.connect(address, device="cpu") as cluster:
 """Prints each batch when it is trained. After ``stop_after`` batches of an epoch it holds the next one untrained."""
 
 
-class Worker:
-    """A training script in a process of its own."""
-
-    def __init__(self, address: str, pattern: str, epochs: int = 1, stop_after: int = -1) -> None:
-        self.process = Interpreter("-c", WORKER, address, pattern, str(epochs), str(stop_after))
-        self.lines: list[str] = []
-
-    def run_until(self, word: str) -> None:
-        for line in self.process.stdout:
-            if line != "stopped\n":
-                self.lines.append(line)
-            if line.startswith(word):
-                return
-        raise AssertionError(f"ended with {self.process.wait()} before '{word}'; {self.lines}")
-
-    def go_on(self) -> None:
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> int:
-        """Read the rest; the exit code."""
-        self.lines += self.process.stdout
-        return self.process.wait()
-
-    def items(self, epoch: int = 0) -> list[int]:
-        rows = [[int(word) for word in line.split()] for line in self.lines]
-        return [item for row in rows if row[0] == epoch for item in row[1:]]
-
-
-class Job:
-    """A coordinator with a journal, its files, and the workers that a test started."""
-
-    def __init__(self, address: str, pattern: str, exits: ExitStack) -> None:
-        self._address, self._pattern, self._exits = address, pattern, exits
-
-    def worker(self, epochs: int = 1, stop_after: int = -1) -> Worker:
-        worker = Worker(self._address, self._pattern, epochs, stop_after)
-        self._exits.callback(worker.process.close)
-        return worker
-
-
-@contextmanager
-def job_of(folder: Path) -> Iterator[Job]:
-    with running(folder / "data") as cluster, ExitStack() as exits:
-        yield Job(cluster.coordinator.address, str(folder / "[ab].*"), exits)
+def job_of(folder: Path) -> AbstractContextManager[Cluster]:
+    return running(folder / "data", WORKER, str(folder / "[ab].*"))
 
 
 def written(folder: Path, kind: str) -> None:
@@ -94,10 +48,6 @@ def written(folder: Path, kind: str) -> None:
     else:
         text(folder / f"a.{kind}", ["id", *map(str, range(ROWS - 100))])
         text(folder / f"b.{kind}", ["id", *map(str, range(ROWS - 100, ROWS))])
-
-
-def counted(*workers: Worker, epoch: int = 0) -> Counter[int]:
-    return Counter(itertools.chain(*(worker.items(epoch) for worker in workers)))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv.gz"])
