@@ -179,7 +179,7 @@ class RecordFile:
         self._words = self.record_bytes // 8
         self.per_segment = max(1, segment_bytes // self.record_bytes)
         self.descriptor = _nameless(folder)
-        self._file = os.fstat(self.descriptor)
+        self._opened = os.fstat(self.descriptor)
         # Rows of one batch lie anywhere: what the system would read ahead is of other rows.
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         #: By segment: its living records, and how often it has been filled.
@@ -203,8 +203,9 @@ class RecordFile:
 
     def __del__(self) -> None:
         if getattr(self, "descriptor", -1) >= 0:
-            with suppress(OSError):  # the end of a simulated process has closed it, and its number may be another's
-                if os.path.samestat(os.fstat(self.descriptor), self._file):
+            # Nobody says when an object goes. Where the number was closed by then, it may be that of another file.
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(self.descriptor), self._opened):
                     os.close(self.descriptor)
 
     @property

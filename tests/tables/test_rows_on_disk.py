@@ -475,3 +475,15 @@ def test_the_log_says_once_that_ids_and_maps_leave_no_memory_for_rows(
         use(table, range(begin, begin + 500), np.ones((500, 3), np.float32))
         use(table, [1], np.ones((1, 3), np.float32))
     assert caplog.text.count("hardly a row stays in memory") == 1
+
+
+def test_a_file_whose_number_is_that_of_another_by_now_is_left_alone_when_it_goes(tmp_path: Path) -> None:
+    table = _table(tmp_path, rows=10)
+    use(table, range(100))
+    rows_file = paged(table)._rows_file
+    os.close(number := rows_file.descriptor)
+    other = os.open(tmp_path, os.O_RDONLY)
+    assert other == number
+    rows_file.__del__()
+    os.close(other)
+    rows_file.descriptor = -1

@@ -170,3 +170,21 @@ def test_a_folder_that_others_can_enter_is_not_used(enter, short_path):
     with pytest.raises(PermissionError, match="not a folder of this user alone"):
         enter()
     above.chmod(0o700)
+
+
+def test_a_forked_child_closes_no_file_that_has_the_number_of_one_closed_elsewhere(enter):
+    folder = enter()
+    reader, writer = os.pipe()
+    number = os.open(folder.path, os.O_RDONLY)
+    folder.descriptors.add(number)
+    os.close(number)
+    assert os.dup(writer) == number
+    child = os.fork()
+    if not child:
+        os.write(number, b"x")
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(number)
+    os.close(writer)
+    assert os.read(reader, 1) == b"x"
+    os.close(reader)
