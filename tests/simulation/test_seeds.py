@@ -13,6 +13,7 @@ from simulation.__main__ import main
 from simulation.folders import new_folder, remove_left_behind
 from simulation.plan import ALL_FAULTS, Fault, Size
 from simulation.planning import make_plan
+from simulation.runtime.disk import Files
 from tests.simulation.runs import run
 from tests.support.length import choose
 
@@ -143,6 +144,14 @@ def test_folders_of_runs_that_were_killed_are_removed_and_no_others(tmp_path, mo
     with new_folder() as folder:
         assert folder.parent == tmp_path
     assert not folder.exists()
+
+
+def test_what_closes_memory_after_a_run_does_not_keep_its_processes(monkeypatch):
+    files = Files()
+    monkeypatch.setattr("simulation.world.Files", lambda: files)
+    assert not run(3, Size(shards=1, workers=2, steps=2)).violation  # its shard dies in the middle of a write
+    assert not files.disks
+    assert not files.armed
 
 
 def test_a_fault_that_is_unknown_is_refused(capsys):
