@@ -36,6 +36,10 @@ def test_a_host_whose_leader_sends_its_push_again_after_a_move_waits_for_nobody_
     assert run(621028).violation == ""
 
 
+def test_a_host_that_cannot_push_as_one_after_its_stream_broke_gets_no_values_that_could_be_wrong():
+    assert run(622405).violation == ""
+
+
 def test_only_shards_that_could_not_take_a_host_as_one_get_the_push_of_its_leader():
     assert run(621389).violation == ""
 
