@@ -224,7 +224,7 @@ class Judge:
         if version != len(truth.history) + 1:
             self.fail(f"shard {number} logged version {version} after {len(truth.history)}")
         value, velocity = truth.states(len(truth.history))[-1]
-        shares = {name_of(push): truth.carried(push) for push in pushes}
+        shares = {push: truth.carried(push) for push in pushes}
         for push in pushes:
             for each in push.contributions:
                 name = name_of(each)
@@ -238,7 +238,7 @@ class Judge:
                 self.fail(f"shard {number} logs {push} with the factor {scale} instead of {expected}")
         workers = sum(count for _, count in shares.values())
         velocity = self._momentum * velocity + sum(value * count for value, count in shares.values()) / workers
-        rows = self.rows.change(number, {name: count for name, (_, count) in shares.items()}, scale, held_rows)
+        rows = self.rows.change(number, {push: count for push, (_, count) in shares.items()}, scale, held_rows)
         truth.history.append(Update(pushes, value - scale * velocity, velocity, is_round, rows))
         self.pushes_applied += len(pushes)
 

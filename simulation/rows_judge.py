@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from ps_protocol.cluster.view import Member
+from ps_server.consistency import PushInfo
 from simulation.places import Places
-from simulation.truth import Name, RowValues
+from simulation.truth import Name, RowValues, name_of
 
 
 class RowsJudge:
@@ -20,6 +21,10 @@ class RowsJudge:
         self._places = places
         #: By model, as the number of its first place, and push: the gradients of rows on all shards.
         self._sent: dict[tuple[int, Name], dict[int, float]] = {}
+        #: The same of combined pushes, by the name of their sender's part.
+        self._together: dict[tuple[int, Name], dict[int, float]] = {}
+        #: By number and push: what a worker of a host has for rows there; None: it skips the step.
+        self._made: dict[tuple[int, Name], RowValues | None] = {}
         #: By model: ids that checkpoints had.
         self._put: dict[int, set[int]] = {}
 
@@ -28,12 +33,27 @@ class RowsJudge:
         key = self._model(number), (member.index, member.incarnation, sequence)
         self._sent.setdefault(key, {}).update(rows)
 
-    def change(self, number: int, pushes: Mapping[Name, int], scale: float, held: Container[int]) -> dict[int, float]:
+    def made(self, number: int, name: Name, rows: RowValues | None) -> None:
+        """A worker of a host has gradients for its next push; None: it skips the step."""
+        self._made[number, name] = rows
+
+    def sent_together(self, number: int, names: Sequence[Name], rows: RowValues) -> None:
+        """A worker sends ``rows`` as the mean of what workers have for the pushes ``names``; the first is its own."""
+        made = [found for name in names if (found := self._made[number, name]) is not None]
+        expected = {row: math.fsum(each.get(row, 0.0) for each in made) / len(made) for each in made for row in each}
+        if rows.keys() != expected.keys() or not all(close(value, expected[row]) for row, value in rows.items()):
+            self._fail(f"rows {dict(rows)} are pushed for {names} to shard {number} instead of {expected}")
+        self._together.setdefault((self._model(number), names[0]), {}).update(rows)
+
+    def change(
+        self, number: int, pushes: Mapping[PushInfo, int], scale: float, held: Container[int]
+    ) -> dict[int, float]:
         """What an update of ``pushes``, each of so many workers, adds to the rows that are ``held`` at its place."""
         workers = sum(pushes.values())
         change: Counter[int] = Counter()
-        for name, count in pushes.items():
-            for row, gradient in self._sent.get((self._model(number), name), {}).items():
+        for push, count in pushes.items():
+            sent = self._together if push.others else self._sent
+            for row, gradient in sent.get((self._model(number), name_of(push)), {}).items():
                 if row in held:
                     change[row] -= scale * gradient * count / workers  # type: ignore[assignment]
         return dict(change)
@@ -59,7 +79,8 @@ class RowsJudge:
     def known(self, number: int) -> list[int]:
         """The ids of all rows that were ever in a push to the model at this place, or in what was restored into it."""
         model = self._model(number)
-        sent = {row for (each, _), rows in self._sent.items() if each == model for row in rows}
+        pushes = (*self._sent.items(), *self._together.items())
+        sent = {row for (each, _), rows in pushes if each == model for row in rows}
         return sorted(sent | self._put.get(model, set()))
 
     def _model(self, number: int) -> int:

@@ -158,14 +158,12 @@ class ShardTruth:
 
     def gradients(self, names: Iterable[Name]) -> list[float]:
         """Of workers of a host, those that they had for these pushes."""
-        return [value for name in names if (value := self.made[name]) is not None and not math.isnan(value)]
+        return [value for name in names if (value := self.made[name]) is not None]
 
     def carried(self, push: PushInfo) -> tuple[float, int]:
         """The mean of gradients that ``push`` brings, and of how many workers it is."""
-        if push.others:
-            return self.combined[name_of(push)]
-        value = self.sent[name_of(push)]
-        return 0.0 if math.isnan(value) else value, 1
+        value, workers = self.combined[name_of(push)] if push.others else (self.sent[name_of(push)], 1)
+        return 0.0 if math.isnan(value) else value, workers
 
     @property
     def held(self) -> set[Name]:

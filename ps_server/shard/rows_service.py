@@ -16,7 +16,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InvalidRequest, PsError, StorageFull
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
-from ps_protocol.model.tables import Ids, RowCount
+from ps_protocol.model.tables import MAX_ROWS_BYTES, Ids, RowCount
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_ROWS_REQUESTS, SAVE_BUCKETS_REPLIES, ChunkReceiver
 from ps_protocol.wire.convert.shard import BUCKET_HEADER
@@ -29,7 +29,7 @@ from ps_server.shard.byte_budget import READERS
 from ps_server.shard.execution.tasks import until
 from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
-from ps_server.shard.step.pushed_rows import MAX_ROWS_BYTES, wanted
+from ps_server.shard.step.pushed_rows import wanted
 from ps_server.shard.transport.grpc_stream import (
     Context,
     GrpcServerTransport,

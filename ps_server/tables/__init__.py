@@ -14,7 +14,7 @@ from ps_server.tables.bucket_contents import BucketContents
 from ps_server.tables.step import RowStep
 
 if TYPE_CHECKING:
-    from ps_server.tables.merge import first_nonfinite_row, has_duplicates, merge_rows
+    from ps_server.tables.invalid import first_nonfinite_row, has_duplicates
     from ps_server.tables.row_optimizers import prepared
     from ps_server.tables.saves import SavedBuckets
     from ps_server.tables.table import ShardTable
@@ -26,7 +26,6 @@ __all__ = [
     "ShardTable",
     "first_nonfinite_row",
     "has_duplicates",
-    "merge_rows",
     "prepared",
     "warm_up",
 ]
@@ -43,6 +42,7 @@ def warm_up(spec: TableSpec, on_kernel: Callable[[str], None] = lambda function:
 
     token = kernels.on_kernel.set(on_kernel)
     try:
+        import_module("ps_protocol.wire.row_means")
         import_module(f"{__name__}.table").warm_up(spec)
     finally:
         kernels.on_kernel.reset(token)
@@ -51,4 +51,4 @@ def warm_up(spec: TableSpec, on_kernel: Callable[[str], None] = lambda function:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_COMPILED.get(name, 'merge')}"), name)
+    return getattr(import_module(f"{__name__}.{_COMPILED.get(name, 'invalid')}"), name)

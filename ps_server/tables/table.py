@@ -13,7 +13,7 @@ from ps_protocol.model.tables import Eviction, Ids, TableSpec
 from ps_server.tables.bucket_contents import BucketChanges, BucketContents
 from ps_server.tables.changes import Changes
 from ps_server.tables.initial import InitialRows
-from ps_server.tables.merge import has_duplicates
+from ps_server.tables.invalid import has_duplicates
 from ps_server.tables.paged_rows import KeptRows, PagedRows
 from ps_server.tables.retention import Calendar, Sweep, admitted
 from ps_server.tables.row_memory import RowMemory

@@ -32,11 +32,11 @@ class HostConnection:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
         self.socket.sendmsg([to_bytes(message)], rights)
 
-    def lend(self, shard: int, segment: SharedMemory) -> int:
+    def lend(self, segment: SharedMemory) -> int:
         """Tell the other end of ``segment``, unless it knows it; returns its number. Raises OSError."""
         number, is_new = self.lent.number(segment)
         if is_new:
-            self.send(LentSegment(number, shard, len(segment.bytes)), segment.fd)
+            self.send(LentSegment(number, len(segment.bytes)), segment.fd)
         return number
 
     def receive(self, timeout_seconds: float) -> Message | None:

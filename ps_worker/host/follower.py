@@ -30,12 +30,14 @@ class Follower:
         """Whether neither end has closed it, as far as this side knows."""
         return not self.connection.is_closed and not self.connection.has_ended()
 
-    def deposit(self, deposit: Deposit, segments: Sequence[tuple[int, SharedMemory | None]]) -> None:
+    def deposit(
+        self, deposit: Deposit, segments: Sequence[SharedMemory | None], rows: SharedMemory | None = None
+    ) -> None:
         """Wait with a push from now on; ``segments``: by shard that has anything of the model. Raises OSError."""
-        lend = self.connection.lend
-        numbers = tuple(0 if segment is None else lend(shard, segment) for shard, segment in segments)
-        self.connection.lent.used(segment for _, segment in segments if segment is not None)
-        self.connection.send(replace(deposit, segments=numbers))
+        lent = [*segments, rows]
+        numbers = [0 if segment is None else self.connection.lend(segment) for segment in lent]
+        self.connection.lent.used(segment for segment in lent if segment is not None)
+        self.connection.send(replace(deposit, segments=tuple(numbers[:-1]), rows=numbers[-1]))
 
     def wait(self, check: Callable[[], None]) -> RoundAnswer | Separate:
         """What became of the deposit. ``check`` is called again and again; what it raises ends the wait.

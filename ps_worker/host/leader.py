@@ -305,7 +305,7 @@ class Leader:
                 if worker is None:
                     worker = self._welcome(connection, message)
                 elif isinstance(message, Deposit):
-                    connection.mapped.used(message.segments)
+                    connection.mapped.used((*message.segments, message.rows))
                     self._do(self._rounds.deposit(worker, message, time.monotonic()))
                 elif isinstance(message, Away):
                     self._do(self._rounds.away(worker, (message.phase, message.clock)))

@@ -15,6 +15,9 @@ from ps_protocol.model.spec import Buffers
 from ps_protocol.wire.means import average_buffer_arenas, average_runs, parameter_runs, shares
 from ps_protocol.wire.shared_memory import SharedMemory
 
+_LEAST_BYTES = 64 << 10
+"""Rows are lent in so much memory at least."""
+
 
 def read_only(segment: SharedMemory, size_bytes: int) -> torch.Tensor:
     """The first bytes of ``segment``, uint8, which nothing may write: that would end the process.
@@ -134,6 +137,26 @@ class HostMean:
         for run in parameter_runs(self._layouts[shard], [absent]):
             if run.absent == (False,):
                 yield region[run.begin : run.end].view(getattr(torch, run.dtype.value))
+
+
+class LentRows:
+    """The memory in which a follower lends the rows of its push. A larger one takes its place where it is too small."""
+
+    def __init__(self) -> None:
+        self._segment: SharedMemory | None = None
+
+    def take(self, pieces: Sequence[memoryview]) -> SharedMemory | None:
+        """The segment, with ``pieces`` one behind the other; None: there are none. Raises OSError where no room is."""
+        size_bytes = sum(map(len, pieces))
+        if not size_bytes:
+            return None
+        if self._segment is None or len(self._segment.bytes) < size_bytes:
+            self._segment = SharedMemory.create(max(_LEAST_BYTES, 1 << (size_bytes - 1).bit_length()))
+        begin = 0
+        for piece in pieces:
+            self._segment.bytes[begin : begin + len(piece)] = piece
+            begin += len(piece)
+        return self._segment
 
 
 def _wide(run: torch.Tensor) -> torch.dtype:

@@ -70,7 +70,6 @@ class LentSegment:
     """Memory, whose descriptor comes with the packet; both ends know it by its number from then on."""
 
     number: int
-    shard: int
     size_bytes: int
 
 
@@ -93,6 +92,9 @@ class Deposit:
     segments: Numbers
     #: The optimizer's options that are not as declared, as text.
     options: str
+    #: Of each table that took part, its number and how many rows; and the segment with all ids, then all gradients.
+    tables: Numbers = ()
+    rows: int = 0
 
     @property
     def position(self) -> Position:
@@ -116,6 +118,8 @@ class ShardAnswer:
     #: Before the push, of the leader's parameters; and now.
     before: int
     version: int
+    #: Of the leader after the push, on this shard.
+    clock: int
     staleness: int
     #: The segment with what came, in the layout of the shard's region; slices that did not come, as in ``Deposit``.
     segment: int
@@ -127,8 +131,6 @@ class ShardAnswer:
 class RoundAnswer:
     """The round of a deposit was pushed, and answered by every shard."""
 
-    #: Of the leader after the push.
-    clock: int
     waited_seconds: float
     #: That the step was made with, as in ``Deposit``.
     options: str

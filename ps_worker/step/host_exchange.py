@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from ps_protocol import times
@@ -18,7 +21,8 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InternalError, InvalidRequest
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import ModelSpec, NonFinite, Options
-from ps_protocol.model.tables import RowOptions
+from ps_protocol.model.tables import MAX_ROWS_BYTES, RowOptions, TableSpec
+from ps_protocol.wire.means import shares
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_worker.host.connection import HostConnection
 from ps_worker.host.core import Lead
@@ -26,7 +30,7 @@ from ps_worker.host.folder import HostFolder
 from ps_worker.host.follower import Follower
 from ps_worker.host.group import HostGroup
 from ps_worker.host.leader import CombinedPush, Leader, LiveWorkers, TakenDeposit
-from ps_worker.host.memory import HostMean, HostShare, LentParameters
+from ps_worker.host.memory import HostMean, HostShare, LentParameters, LentRows
 from ps_worker.host.messages import (
     Deposit,
     HostHello,
@@ -44,15 +48,19 @@ from ps_worker.session.session import Session
 from ps_worker.step.gradients import Gradients
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.step.summary import StepPush, StepSettings, StepSummary
+from ps_worker.tables.row_payloads import RowUpdate, TableGradients, array_bytes, joined_gradients
 
 logger = EventLogger("ps_worker")
+
+_NOT_TAKEN = (Outcome.SEPARATE, Outcome.REFUSED)
+"""What a shard answers to a push of the host of which it has nothing."""
 
 
 class Answers(Protocol):
     """Pushes, and returns what each shard has answered."""
 
     def __call__(self, push: StepPush, before: Sequence[StepSummary] = ()) -> list[StepSummary]:
-        """``before``: the answers to the push of the host; only shards that could not take it as one get ``push``."""
+        """``before``: the answers to the push of the host; only shards that did not take it get ``push``."""
 
 
 class _LeaderLost(Exception):
@@ -96,6 +104,7 @@ class HostExchange:
         self._plan: FlatPlan | None = None
         self._mean: HostMean | None = None
         self._lent: LentParameters | None = None
+        self._rows = LentRows()
 
     def exchange(self, push: StepPush, streams: Sequence[ShardStream], answers: Answers) -> list[StepSummary]:
         """As ``answers``, whose push may be that of another worker. Raises as that does."""
@@ -128,6 +137,9 @@ class HostExchange:
     def start(self, *, joined_running: bool) -> None:
         """The model has its values. ``joined_running``: it had been trained before this worker came."""
         self._joined_running = joined_running
+        if self._spec.tables:
+            # Compiled or loaded now: in the first step the others would wait for it.
+            import_module("ps_protocol.wire.row_means")
         self._group.start()
 
     def away(self, until: Position) -> None:
@@ -157,7 +169,7 @@ class HostExchange:
         live = {rank: each.incarnation for rank, each in view.live(Role.WORKER).items()}
         return LiveWorkers(live, view.revision, self._session.consistency.mode.bounded)
 
-    def _own_segments(self, streams: Sequence[ShardStream]) -> list[tuple[int, SharedMemory | None]] | None:
+    def _own_segments(self, streams: Sequence[ShardStream]) -> list[SharedMemory | None] | None:
         """The segments with this worker's gradients, by shard; None: they are not in segments."""
         found = []
         for stream in streams:
@@ -167,7 +179,7 @@ class HostExchange:
                     "this host has no shared memory for the gradients of this worker, which pushes by itself"
                 )
                 return None
-            found.append((stream.shard, segment))
+            found.append(segment)
         return found
 
     def _patience(self) -> float | None:
@@ -185,12 +197,18 @@ class HostExchange:
         follower: Follower,
         push: StepPush,
         streams: Sequence[ShardStream],
-        segments: Sequence[tuple[int, SharedMemory | None]],
+        segments: Sequence[SharedMemory | None],
     ) -> list[StepSummary] | None:
         """None: the push has to be made by this worker."""
-        group, has_copied = self._group, False
+        group, has_copied, tables = self._group, False, _tables_of(push)
         try:
-            follower.deposit(self._deposit(push, streams), segments)
+            rows = self._rows.take([*(array_bytes(t.ids) for t in tables), *(array_bytes(t.gradients) for t in tables)])
+        except OSError as error:
+            group.say(f"this host has no shared memory for the rows of this worker, which pushes by itself: {error}")
+            group.leave()
+            return None
+        try:
+            follower.deposit(self._deposit(push, streams, tables), segments, rows)
             self.at("deposited")
             answer = follower.wait(self._while_following(follower))
             if isinstance(answer, Separate):
@@ -217,7 +235,7 @@ class HostExchange:
             stream.drop()
         return None
 
-    def _deposit(self, push: StepPush, streams: Sequence[ShardStream]) -> Deposit:
+    def _deposit(self, push: StepPush, streams: Sequence[ShardStream], tables: Sequence[TableGradients]) -> Deposit:
         return Deposit(
             push.sequence,
             push.phase,
@@ -230,6 +248,7 @@ class HostExchange:
             tuple(stream.version for stream in streams),
             (),
             _options_text(push),
+            tuple(number for each in tables for number in (each.table, len(each.ids))),
         )
 
     def _while_following(self, follower: Follower) -> Callable[[], None]:
@@ -257,8 +276,7 @@ class HostExchange:
         pairs = list(zip(streams, answer.parts, strict=True))
         if any(part.before > stream.version and part.absent for stream, part in pairs):
             return None
-        clock = answer.clock if self._session.consistency.mode.collects else push.clock
-        found = []
+        collects, found = self._session.consistency.mode.collects, []
         for stream, part in pairs:
             layout = stream.layout
             absent = numbers_of(part.absent, len(layout.slices))
@@ -267,9 +285,8 @@ class HostExchange:
                 stream.take_over(StepAnswer(absent=absent, with_buffers=part.with_buffers, payload_bytes=1), region)
                 del segment, region
             stream.followed(push.sequence, _outcome(part.outcome), part.version)
-            found.append(
-                StepSummary((part.version,), (_outcome(part.outcome),), part.staleness, clock, 0, answer.waited_seconds)
-            )
+            clock, outcomes = part.clock if collects else push.clock, (_outcome(part.outcome),)
+            found.append(StepSummary((part.version,), outcomes, part.staleness, clock, 0, answer.waited_seconds))
         self._tell_options(answer.options, push)
         return found
 
@@ -296,10 +313,11 @@ class HostExchange:
             found = answers(combined)
             self.at("answered")
             errors = [error for each in found for error in each.errors]
-            if errors or any(Outcome.SEPARATE in each.outcomes for each in found):
+            apart = any(outcome in _NOT_TAKEN for each in found for outcome in each.outcomes)
+            if errors or apart:
                 why = str(errors[0]) if errors else "not every shard could take it"
                 leader.dissolve(f"the push of this host was refused: {why}")
-                return found if errors else self._alone(push, partial(answers, before=found))
+                return self._alone(push, partial(answers, before=found)) if apart else found
             answer = self._answer(streams, before, found)
             self._tell_options(self._options, push)
             return found
@@ -356,7 +374,7 @@ class HostExchange:
             return None
         while taken:
             parts = self._parts(leader, taken, own, push, streams)
-            self._add_up(mean, parts, streams)
+            rows = self._add_up(mean, parts, streams)
             self.at("summed")
             # A worker that writes its gradients has closed its connection before.
             ended = [each for each in taken if each.connection.has_ended() or each.worker not in parts]
@@ -373,8 +391,14 @@ class HostExchange:
             stream.shard: frozenset(plan.contents(stream.shard, tuple(sorted(absent)), False)[0]) for stream in streams
         }
         finite = self._spec.nonfinite is not NonFinite.ALLOW
-        if finite and not all(mean.is_finite(shard, slices) for shard, slices in missing.items()):
+        if finite and not (
+            all(mean.is_finite(shard, slices) for shard, slices in missing.items())
+            and all(each.is_finite() for each in rows)
+        ):
             leader.dissolve("the sum of the gradients of this host is not finite")
+            return None
+        if sum(each.nbytes for each in rows) > MAX_ROWS_BYTES:
+            leader.dissolve("the rows of this host are more than one push may have")
             return None
         # The parts are by rank.
         texts = {own: _options_text(push)} | {each.worker: each.deposit.options for each in taken}
@@ -382,7 +406,8 @@ class HostExchange:
         groups, tables = _options_of(self._options)
         norm = None
         if self._spec.clip_grad_norm and present:
-            norm = math.fsum(mean.squared_norm(shard, slices) for shard, slices in missing.items())
+            squares = [mean.squared_norm(shard, slices) for shard, slices in missing.items()]
+            norm = math.fsum([*squares, *(each.squared_norm() for each in rows)])
         return replace(
             push,
             absent=tuple(sorted(absent)),
@@ -390,6 +415,7 @@ class HostExchange:
             skipped=not present,
             finite=finite,
             staged=(),
+            rows=RowUpdate(rows) if self._spec.tables else None,
             options=groups,
             table_options=tables,
             weight=math.fsum(part.weight for part in present),
@@ -411,7 +437,7 @@ class HostExchange:
         parts: dict[HostWorker, _PartOfMean | None] = {
             own: None
             if push.skipped
-            else _PartOfMean(regions, frozenset(push.absent), push.weight or 1.0, push.with_buffers)
+            else _PartOfMean(regions, frozenset(push.absent), push.weight or 1.0, push.with_buffers, _tables_of(push))
         }
         for each in taken:
             deposit = each.deposit
@@ -427,19 +453,28 @@ class HostExchange:
                 mapped = [
                     _mapped(each, number, stream) for number, stream in zip(deposit.segments, streams, strict=True)
                 ]
+                rows, of_rows = _mapped_rows(each, self._spec.tables)
             except InvalidRequest as error:
                 leader.refuse(each.worker, error)
                 continue
             parts[each.worker] = (
                 None
                 if deposit.skipped
-                else _PartOfMean([region for _, region in mapped], absent, deposit.weight, deposit.with_buffers, mapped)
+                else _PartOfMean(
+                    [region for _, region in mapped],
+                    absent,
+                    deposit.weight,
+                    deposit.with_buffers,
+                    rows,
+                    (mapped, of_rows),
+                )
             )
         return dict(sorted(parts.items()))
 
     def _add_up(
         self, mean: HostMean, parts: dict[HostWorker, _PartOfMean | None], streams: Sequence[ShardStream]
-    ) -> None:
+    ) -> list[TableGradients]:
+        """Take the mean over all regions, and return that of rows."""
         plan, present = self._flat.plan, [part for part in parts.values() if part is not None]
         for place, stream in enumerate(streams if present else ()):
             shared = [
@@ -452,6 +487,8 @@ class HostExchange:
                 for part in present
             ]
             mean.take(stream.shard, shared, self._spec.buffers)
+        weights = shares([part.weight for part in present]) if present else None
+        return joined_gradients([part.rows for part in present], weights)
 
     def _answer(
         self, streams: Sequence[ShardStream], before: Sequence[int], found: Sequence[StepSummary]
@@ -469,7 +506,7 @@ class HostExchange:
                 segment = lent.segments[stream.shard]
                 number = 0
                 if segment is not None and came is not None:
-                    number = connection.lend(stream.shard, segment)
+                    number = connection.lend(segment)
                     named.append(segment)
                 absent, with_buffers = (came.absent, came.with_buffers) if came is not None else ((), False)
                 parts.append(
@@ -477,6 +514,7 @@ class HostExchange:
                         int(summary.outcomes[0]),
                         version,
                         summary.versions[0],
+                        summary.clock,
                         summary.staleness,
                         number,
                         runs_of(sorted(absent)),
@@ -484,7 +522,7 @@ class HostExchange:
                     )
                 )
             connection.lent.used(named)
-            return RoundAnswer(found[0].clock, max(each.waited_seconds for each in found), options, tuple(parts))
+            return RoundAnswer(max(each.waited_seconds for each in found), options, tuple(parts))
 
         return answer
 
@@ -499,7 +537,9 @@ class _PartOfMean:
     absent: frozenset[int]
     weight: float
     with_buffers: bool
-    #: Keeps the regions mapped.
+    #: By number of the table.
+    rows: Sequence[TableGradients]
+    #: Keeps the regions and rows mapped.
     mapped: object = None
 
 
@@ -514,6 +554,35 @@ def _mapped(taken: TakenDeposit, number: int, stream: ShardStream) -> tuple[Shar
             "a deposit does not fit the shards", shard=str(stream.shard), expected=f"{size_bytes} bytes of gradients"
         )
     return found
+
+
+def _tables_of(push: StepPush) -> Sequence[TableGradients]:
+    """The gradients of rows in ``push``."""
+    return push.rows.tables if push.rows is not None and not push.skipped else ()
+
+
+def _mapped_rows(taken: TakenDeposit, tables: Sequence[TableSpec]) -> tuple[list[TableGradients], SharedMemory | None]:
+    """The gradients of rows of a deposit, and what keeps them mapped. Raises InvalidRequest."""
+    deposit = taken.deposit
+    numbers, counts = deposit.tables[::2], deposit.tables[1::2]
+    rises = all(one < other for one, other in pairwise([-1, *numbers, len(tables)]))
+    if len(numbers) != len(counts) or not rises:
+        raise InvalidRequest("a deposit does not fit the tables", actual=repr(deposit.tables)[:80])
+    widths = [tables[number].dim for number in numbers]
+    begin = 8 * sum(counts)
+    size_bytes = begin + sum(4 * rows * width for rows, width in zip(counts, widths, strict=True))
+    nothing = None, torch.empty(0, dtype=torch.uint8)
+    mapped = taken.connection.mapped.region(deposit.rows, size_bytes) if size_bytes else nothing
+    if mapped is None:
+        raise InvalidRequest("a deposit does not fit the tables", expected=f"{size_bytes} bytes of rows")
+    data = mapped[1].numpy()
+    ids, values = data[:begin].view(np.int64), data[begin:].view(np.float32)
+    found, row, at = [], 0, 0
+    for number, rows, width in zip(numbers, counts, widths, strict=True):
+        gradients = values[at : at + rows * width].reshape(rows, width)
+        found.append(TableGradients(number, ids[row : row + rows], gradients))
+        row, at = row + rows, at + rows * width
+    return found, mapped[0]
 
 
 def _as_skipped(push: StepPush, found: list[StepSummary]) -> list[StepSummary]:

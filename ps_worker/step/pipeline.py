@@ -192,13 +192,13 @@ class StepPipeline:
     ) -> list[StepSummary]:
         """Send ``push``; the answers, by shard. It is repeated on a new stream as often as one breaks.
 
-        ``before``: the answers, by shard, to the push of a host. This one goes only to shards that could not take that
-        as one: another, which was restarted since, may have forgotten a push that has changed nothing.
+        ``before``: the answers, by shard, to the push of a host. This one goes only to shards that did not take that:
+        another, which was restarted since, may have forgotten a push that has changed nothing.
         """
         answers = {
             shard: answer
             for shard, answer in zip(self._shards, before, strict=False)
-            if answer.outcome is not Outcome.SEPARATE
+            if answer.outcome is not Outcome.SEPARATE and answer.outcome is not Outcome.REFUSED
         }
         if not is_sent:
             for stream in self.streams:
@@ -357,6 +357,8 @@ class StepPipeline:
             stream.look_up(part, position, now=lookup.now)
         while not part.arrived:
             if not stream.receive_rows():
+                # Perhaps for a push of a worker of this host, which would wait for one of this worker.
+                self.away(position)
                 if lookup.position > position and not self._session.lookahead:
                     # They would come after a push that is not made before they are there.
                     stream.drop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,6 +26,13 @@ def split(ids: Ids, shard_of_bucket: npt.NDArray[np.int32], shards: int) -> tupl
 
     order, counts = compiled(ids, shard_of_bucket, shards)
     return order, counts
+
+
+def merge_rows(parts: Sequence[tuple[Ids, Rows]], divisor: int, weights: Sequence[float] | None) -> tuple[Ids, Rows]:
+    """See ``ps_protocol.wire.row_means``."""
+    from ps_protocol.wire.row_means import merge_rows as compiled
+
+    return compiled(parts, divisor, weights)
 
 
 def put_rows(target: Rows, places: Ids, rows: Rows) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.model.tables import RowCount
-from ps_worker.tables.compiled import Ids, Rows, split
+from ps_worker.tables.compiled import Ids, Rows, merge_rows, split
 
 
 class RowRouter:
@@ -53,10 +53,31 @@ class TableGradients:
         # The sum of large finite values may overflow.
         return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
+    @property
+    def nbytes(self) -> int:
+        """Of the ids and the gradients."""
+        return self.ids.nbytes + self.gradients.nbytes
+
     def squared_norm(self) -> float:
         """Return the sum of squares."""
         norm = float(torch.linalg.vector_norm(torch.from_numpy(self.gradients)))
         return norm * norm
+
+
+def joined_gradients(
+    workers: Sequence[Sequence[TableGradients]], weights: Sequence[float] | None
+) -> list[TableGradients]:
+    """The mean over ``workers``, each with the gradients of its tables, as a shard takes it over their pushes.
+
+    ``weights``: shares of the mean, one for each worker; None: equal ones. Sums are taken in the order given.
+    """
+    found = []
+    for number in sorted({each.table for tables in workers for each in tables}):
+        parts = [(each, at) for at, tables in enumerate(workers) for each in tables if each.table == number]
+        own = None if weights is None else [weights[at] for _, at in parts]
+        ids, gradients = merge_rows([(each.ids, each.gradients) for each, _ in parts], len(workers), own)
+        found.append(TableGradients(number, ids, gradients))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,9 @@ class WorkerObservers:
         others = [(*each.worker, each.sequence) for each in push.combined.contributions(lane.shard)]
         if not push.skipped:  # as is also one of which the shard has the gradients already
             self._judge.added_up(place, member, push.sequence, others, gradient)
+            if push.rows is not None:
+                names = [(member.index, member.incarnation, push.sequence), *others]
+                self._judge.rows.sent_together(place, names, self._rows(lane, push))
         left = self._left_out_of(lane._host_encoder, len(values))
         try:
             original(lane, push)
@@ -113,6 +116,9 @@ class WorkerObservers:
                 member, place = self._sender(lane)
                 values = self._subjects.values(lane.layout, lane._gradients.pushed.memory(lane.shard))
                 self._judge.made(place, member, push.sequence, None if push.skipped else self._subjects.one(values))
+                if push.rows is not None:
+                    name = member.index, member.incarnation, push.sequence
+                    self._judge.rows.made(place, name, None if push.skipped else self._rows(lane, push))
             return original(host, push, streams, answers)
 
         return exchange
@@ -165,9 +171,7 @@ class WorkerObservers:
                 member, place = self._sender(lane)
                 dropped = receipt.outcomes[0] in _NOTHING
                 self._judge.received(place, member, lane._sequence, dropped=dropped)
-                # With SEPARATE no parameters come.
-                has_values = receipt.outcomes[0] < Outcome.REFUSED
-                if has_values and lane._receive_buffer is not None and lane._encoder is not None:
+                if lane._receive_buffer is not None and lane._encoder is not None:
                     values = self._subjects.values(lane.layout, lane._receive_buffer._bytes)
                     self._judge.holds(place, member, lane._sequence, values)
             return receipt

@@ -144,8 +144,10 @@ def reference(
     return [*(p.detach() for p in own), *(p.detach() for p in model.top.parameters())]
 
 
-def train(cluster: Cluster, model: Model, optimizer: torch.optim.Optimizer, mine: list[tuple[Batch, Batch]]) -> None:
+def train(
+    cluster: Cluster, model: Model, optimizer: torch.optim.Optimizer, mine: list[tuple[Batch, Batch]], **step: Any
+) -> None:
     for one, two in mine:
         optimizer.zero_grad()
         loss_of(model(with_ids(one), with_ids(two))).backward()
-        optimizer.step()
+        optimizer.step(**step)

@@ -15,12 +15,16 @@ import pytest
 import torch
 from torch import nn
 
+from ps_protocol.errors import NonFiniteGradient, TableFull
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_worker import Cluster
+from ps_worker import rows as row_optimizers
 from ps_worker.host.leader import Leader
-from ps_worker.host.memory import LentParameters
+from ps_worker.host.memory import LentParameters, LentRows
+from ps_worker.step import host_exchange
 from ps_worker.step.host_exchange import HostExchange
+from tests.end_to_end.table_training import on_shards, read, steps_of, train
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, values
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job
@@ -484,3 +488,244 @@ def test_nothing_is_left_of_a_host_when_its_workers_have_left(monkeypatch):
         (above,) = Path(folder).glob("torch-ps-hosts-*")
         wait_until(lambda: not list(above.iterdir()))
     assert not [each for each in threading.enumerate() if each.name == "ps-host-leader"]
+
+
+# -- tables
+
+
+def table_training(
+    steps: int = 6,
+    row_optimizer: row_optimizers.RowOptimizer | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    step: Callable[[int], Mapping[str, Any]] = lambda rank: {},
+) -> Work:
+    """The usual loop with two tables below a dense layer; returns all rows, and the dense parameters."""
+    data = steps_of(3, steps, WORKERS)
+
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        model = on_shards(cluster, "sum", row_optimizer or row_optimizers.Adam(lr=0.05), shared=False)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, **(arguments or {}))
+        for batch in data:
+            train(cluster, model, optimizer, [batch[cluster.rank]], **step(cluster.rank))
+        return [*read(model.one, model.two), *values(model)]
+
+    return work
+
+
+@pytest.mark.parametrize("transport", ["bulk", "grpc", "shm"])
+def test_in_sync_rows_of_one_host_end_with_the_bytes_of_workers_that_push_by_themselves(rounds, transport):
+    assert_same_bits(table_training(), rounds, transport=transport)
+    assert len(rounds) == 6
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"wire": "int8"}, {"clip_grad_norm": 0.05}, {"nonfinite": "allow"}],
+    ids=lambda found: next(iter(found)),
+)
+def test_rows_of_a_host_are_as_without_it_whatever_the_arguments(rounds, arguments):
+    work = table_training(arguments=arguments, row_optimizer=row_optimizers.Adagrad(lr=0.5))
+    if "wire" not in arguments:
+        assert_same_bits(work, rounds)
+        return
+    apart, together = trained([None] * WORKERS, work), trained([0] * WORKERS, work)
+    assert len(rounds) == 6
+    for found, wanted in zip(together[0], apart[0], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0.0, atol=0.05)
+
+
+def test_weights_of_workers_count_in_the_rows_of_their_host_and_between_hosts(rounds):
+    weighed = table_training(step=lambda rank: {"weight": 1.0 + rank}, row_optimizer=row_optimizers.SGD(lr=0.5))
+    assert_same_bits(weighed, rounds)
+    apart, together = (trained(hosts, weighed) for hosts in ([None] * WORKERS, [0, 1, 0, 0]))
+    assert_close(together[0], apart[0])
+
+
+def test_rows_of_several_hosts_are_repeated_bit_for_bit_and_have_the_mean_over_all_workers(rounds):
+    hosts, work = [0, 1, 1, 0], table_training(row_optimizer=row_optimizers.SGD(lr=0.5))
+    first, second = trained(hosts, work), trained(hosts, work)
+    assert {tuple(sorted(made)) for made in rounds} == {(0, 3), (1, 2)}
+    assert len(rounds) == 24
+    for found in (*first, *second):
+        assert_bitwise(found, first[0])
+    assert_close(first[0], trained([None] * WORKERS, work)[0])
+
+
+@pytest.mark.parametrize("consistency", [Consistency(Mode.ASYNC), Consistency(Mode.SSP, staleness=1)], ids=str)
+def test_an_update_of_a_host_changes_each_row_once_by_the_mean_of_its_workers(rounds, consistency):
+    def work(cluster: Cluster) -> tuple[int, float]:
+        table = cluster.embedding(
+            2, name="rows", optimizer=row_optimizers.SGD(lr=1.0), init=row_optimizers.Constant(0.0)
+        )
+        optimizer = cluster.optimizer(torch.optim.SGD, nn.ModuleList([table]), lr=1.0)
+        for _ in range(8):
+            optimizer.zero_grad()
+            table(torch.tensor([5, 100 + cluster.rank])).sum().backward()
+            optimizer.step()
+        cluster.barrier()
+        with torch.no_grad():
+            return optimizer.version, float(table(torch.tensor([5]))[0, 0])
+
+    found = trained([0] * WORKERS, work, consistency=consistency)
+    made = len(rounds) + 4 * 8 - sum(map(len, rounds))
+    assert rounds
+    # Its gradient is 1 on every worker, and so is each mean of them.
+    assert found == [(made, -made)] * WORKERS
+
+
+def test_a_row_that_several_workers_use_travels_once(rounds, monkeypatch):
+    sent = []
+    combined = HostExchange._combined
+
+    def noted(*arguments: Any) -> Any:
+        push = combined(*arguments)
+        sent.append([len(each.ids) for each in push.rows.tables])
+        return push
+
+    def work(cluster: Cluster) -> None:
+        table = cluster.embedding(2, name="rows", optimizer=row_optimizers.SGD(lr=1.0))
+        optimizer = cluster.optimizer(torch.optim.SGD, nn.ModuleList([table]), lr=1.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            table(torch.tensor([*range(50), 1000 + cluster.rank])).sum().backward()
+            optimizer.step()
+
+    monkeypatch.setattr(HostExchange, "_combined", noted)
+    trained([0] * WORKERS, work)
+    assert sent == [[50 + WORKERS]] * 3
+
+
+def test_a_worker_without_rows_and_one_that_skips_have_their_part_in_the_mean_as_without_a_host(rounds):
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        table = cluster.embedding(2, name="rows", optimizer=row_optimizers.Adam(lr=0.1))
+        top = nn.Linear(2, 1)
+        with torch.no_grad():
+            for parameter in top.parameters():
+                parameter.fill_(0.3)
+        optimizer = cluster.optimizer(torch.optim.SGD, nn.ModuleList([table, top]), lr=0.1, nonfinite="skip")
+        for number in range(6):
+            optimizer.zero_grad()
+            ids = torch.arange(4) + cluster.rank if (cluster.rank + number) % 3 else torch.arange(0)
+            loss = top(table(ids)).sum() * (torch.nan if (cluster.rank, number) == (1, 4) else 1.0)
+            if (cluster.rank, number) != (2, 2):  # no table takes part
+                loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            return [table(torch.arange(9)).clone(), *values(top)]
+
+    assert_same_bits(work, rounds)
+    assert len(rounds) == 6
+
+
+def test_rows_with_nan_are_an_error_on_their_worker_alone_and_the_others_go_on(rounds):
+    def work(cluster: Cluster) -> int:
+        table, refused = cluster.embedding(2, name="rows", optimizer=row_optimizers.SGD(lr=1.0)), 0
+        optimizer = cluster.optimizer(torch.optim.SGD, nn.ModuleList([table]), lr=1.0)
+        for number in range(5):
+            optimizer.zero_grad()
+            if (cluster.rank, number) == (2, 3):
+                (table(torch.arange(5)) * torch.nan).sum().backward()
+                with pytest.raises(NonFiniteGradient, match="rows"):
+                    optimizer.step()
+                refused += 1
+                optimizer.zero_grad()
+            table(torch.arange(5)).sum().backward()
+            optimizer.step()
+        return refused
+
+    assert trained([0] * WORKERS, work) == [0, 0, 1, 0]
+    assert len(rounds) == 5
+
+
+def test_rows_whose_sum_overflows_or_that_are_too_many_for_one_push_are_pushed_by_each_worker(rounds, monkeypatch):
+    def overflowing(cluster: Cluster) -> bool:
+        table = cluster.embedding(2, name="rows", optimizer=row_optimizers.SGD(lr=1e-38))
+        optimizer = cluster.optimizer(torch.optim.SGD, nn.ModuleList([table]), lr=1.0)
+        (table(torch.arange(3)) * 3e38).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            return bool(table(torch.arange(3)).isfinite().all())
+
+    assert trained([0, 0], overflowing, consistency=Consistency(Mode.ASYNC)) == [True, True]
+    assert not rounds
+    monkeypatch.setattr(host_exchange, "MAX_ROWS_BYTES", 64)
+    by_themselves, together = (trained([host] * WORKERS, table_training()) for host in (None, 0))
+    assert not rounds
+    assert_bitwise(together[0], by_themselves[0])
+
+
+def test_rows_that_a_shard_has_no_room_for_are_an_error_on_their_worker_alone(rounds):
+    def work(cluster: Cluster) -> int:
+        table = cluster.embedding(2, name="full", max_rows=256, optimizer=row_optimizers.SGD(lr=1.0))
+        optimizer, refused = cluster.optimizer(torch.optim.SGD, nn.ModuleList([table]), lr=1.0), 0
+        for number in range(4):
+            optimizer.zero_grad()
+            more = (cluster.rank, number) == (1, 2)
+            table(torch.arange(1000 if more else 5)).sum().backward()
+            if more:
+                with pytest.raises(TableFull, match="full"):
+                    optimizer.step()
+                refused += 1
+            else:
+                optimizer.step()
+        return refused
+
+    assert trained([0, 0, 0], work, consistency=Consistency(Mode.ASYNC)) == [0, 1, 0]
+    assert rounds
+
+
+def test_a_worker_without_shared_memory_for_rows_says_so_once_and_pushes_by_itself(rounds, caplog, monkeypatch):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(LentRows, "take", full)
+    work = table_training(steps=3)
+    found = trained([0, 0], work)
+    assert not rounds
+    assert_bitwise(found[0], trained([None, None], work)[0])
+    said = [each.getMessage() for each in caplog.records if "no shared memory for the rows" in each.getMessage()]
+    assert len(said) == 1
+
+
+def test_who_waits_for_rows_on_a_shard_is_not_waited_for_by_a_worker_of_its_host_that_it_waits_for(rounds, monkeypatch):
+    monkeypatch.setattr("ps_protocol.times.HINT_SECONDS", 0.2)
+    leads, is_ahead, lockstep = (threading.Event() for _ in range(3))
+    start = HostExchange.start
+
+    def started(exchange: HostExchange, **how: Any) -> None:
+        start(exchange, **how)
+        leads.set()
+
+    monkeypatch.setattr(HostExchange, "start", started)
+
+    def step(table: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        table(torch.arange(5)).sum().backward()
+        optimizer.step()
+
+    def work(cluster: Cluster) -> int:
+        table = cluster.embedding(2, name="rows", optimizer=row_optimizers.SGD(lr=1.0))
+        optimizer = cluster.optimizer(torch.optim.SGD, nn.ModuleList([table]), lr=1.0)
+        for number in range(8):
+            if (number, cluster.rank) == (2, 1):
+                assert is_ahead.wait(60)
+                assert lockstep.wait(60)
+            elif number == 6 and cluster.rank == 0:
+                is_ahead.set()
+                cluster.set_mode("sync")
+                lockstep.set()
+            step(table, optimizer)
+        return optimizer.version
+
+    with running_job(1, 2, consistency=Consistency(Mode.ASYNC), lease_seconds=1.0) as job:
+
+        def one(rank: int) -> int:
+            with job.cluster(rank=rank, host=0) as cluster:
+                if rank == 1:
+                    assert leads.wait(60)
+                return work(cluster)
+
+        with ThreadPoolExecutor(2) as pool:
+            found = [future.result(60) for future in [pool.submit(one, rank) for rank in range(2)]]
+    assert rounds
+    assert found[0] == found[1]

@@ -38,6 +38,8 @@ class Work:
     ballast: int = 0
     #: It trains tables, with so many new ids in each step, and nothing else.
     rows: int = 0
+    #: The ledger has rows of a table, too: one for each push, and one of every push.
+    row_ledger: bool = False
     #: Of its gradients in the mean; 0: 1.
     weight: float = 0.0
     #: Gradients are clipped to this norm; 0: they are not.
@@ -95,13 +97,21 @@ def work(told: Work) -> None:
         model, ledger = make_model(told.ballast), Ledger()
         chosen = optimizer_class(told.optimizer)
         made = [cluster.optimizer(chosen, model, lr=0.01, name="model", clip_grad_norm=told.clip or None)]
+        table = None
+        if told.row_ledger:
+            from ps_worker import rows
+
+            table = cluster.embedding(1, name="rows", optimizer=rows.SGD(lr=1.0), init=rows.Constant(0.0))
         if told.tag >= 0:
-            made.append(cluster.optimizer(torch.optim.SGD, ledger, lr=1.0, name="ledger"))
+            whole = ledger if table is None else torch.nn.ModuleList([ledger, table])
+            made.append(cluster.optimizer(torch.optim.SGD, whole, lr=1.0, name="ledger"))
         say("started", made[0].version)
         for step in range(0 if told.tag >= 0 else made[0].version, told.steps):
             gradients_of(model, cluster.rank, step)
             if told.tag >= 0:
                 ledger.mark(told.tag, step)
+            if table is not None:
+                (-table(torch.tensor([told.tag * ENTRIES + step, -1])).sum()).backward()
             for optimizer in made:
                 optimizer.step(weight=told.weight or None)
             say("step", step + 1)
@@ -115,7 +125,11 @@ def work(told: Work) -> None:
             for optimizer in made:
                 optimizer.pull()
         say("digest", digest_of(model))
-        say("ledger", json.dumps([counts.detach().tolist() for counts in ledger.counts]))
+        counted = list(ledger.counts)
+        if table is not None:
+            with torch.no_grad():
+                counted.append(table(torch.arange(TAGS * ENTRIES)).reshape(TAGS, ENTRIES))
+        say("ledger", json.dumps([counts.detach().tolist() for counts in counted]))
 
 
 def optimizer_class(name: str) -> type[torch.optim.Optimizer]:

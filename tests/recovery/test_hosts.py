@@ -20,15 +20,14 @@ WEIGHTS = (1.0, 2.0, 4.0)
 
 LEADER = ("gathered", "summed", "answered", "told")
 FOLLOWER = ("deposited", "before_copy", "after_copy")
-CASES = [
-    (point, action, mode) for point in LEADER + FOLLOWER for action in ("kill", "stop") for mode in ("async", "sync")
-]
+CASES = list(itertools.product(LEADER + FOLLOWER, ("kill", "stop"), ("async", "sync"), (False, True)))
+"""Where, what, the mode, and whether there are rows."""
 SHORT = [
-    ("summed", "kill", "async"),
-    ("answered", "kill", "sync"),
-    ("answered", "stop", "async"),
-    ("deposited", "kill", "sync"),
-    ("before_copy", "stop", "sync"),
+    ("summed", "kill", "async", True),
+    ("answered", "kill", "sync", False),
+    ("answered", "stop", "async", False),
+    ("deposited", "kill", "sync", True),
+    ("before_copy", "stop", "sync", False),
 ]
 
 
@@ -54,14 +53,23 @@ def assert_each_push_counts_once(line: str, workers: list[Worker]) -> None:
             assert not any(row[steps + 1 :]), told
 
 
-def started(cluster: Cluster, armed: dict[int, str], steps: int = 40) -> list[Worker]:
+def started(cluster: Cluster, armed: dict[int, str], steps: int = 40, *, rows: bool = False) -> list[Worker]:
     """Three workers of one host, that of tag 0 leads; all go on from here on."""
     workers = []
     for tag, weight in enumerate(WEIGHTS):
         inside = {"PS_PER_HOST": "1"} | ({"TESTS_ON_HOST": armed[tag]} if tag in armed else {})
         pauses = [1] if tag == 0 else []
         workers.append(
-            cluster.worker(tag, inside=inside, tag=tag, weight=weight, steps=steps, pauses=pauses, stays=tag != 0)
+            cluster.worker(
+                tag,
+                inside=inside,
+                tag=tag,
+                weight=weight,
+                steps=steps,
+                pauses=pauses,
+                stays=tag != 0,
+                row_ledger=rows,
+            )
         )
         workers[-1].read("step 1" if tag == 0 else "started")
     workers[0].tell()
@@ -86,11 +94,11 @@ def ends(cluster: Cluster, workers: list[Worker], broken: int) -> None:
     assert replayed(cluster.data, len(cluster.shards))["model"] == digest
 
 
-@pytest.mark.parametrize(("point", "action", "mode"), choose(CASES, SHORT))
-def test_each_push_counts_once_whoever_of_a_host_is_lost_and_where(launch, point, action, mode):
+@pytest.mark.parametrize(("point", "action", "mode", "rows"), choose(CASES, SHORT))
+def test_each_push_counts_once_whoever_of_a_host_is_lost_and_where(launch, point, action, mode, rows):
     cluster = launch(2, coordinator=["--mode", mode])
     broken = 0 if point in LEADER else 1
-    workers = started(cluster, {broken: f"{point}={action}@30"})
+    workers = started(cluster, {broken: f"{point}={action}@30"}, rows=rows)
     if action == "stop":
         wait_until(lambda: workers[broken].process.stopped)
         cluster.wait_for_members(Role.WORKER, *({0, 1, 2} - {broken}))

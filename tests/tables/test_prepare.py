@@ -110,7 +110,7 @@ def test_ids_of_a_lookup_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> N
     held, ids = table(spec()), np.arange(100)
     prepared(held, ids)
     compared: list[int] = []
-    monkeypatch.setattr("ps_server.tables.merge.unique", lambda these: compared.append(these.size))
+    monkeypatch.setattr("ps_server.tables.invalid.unique", lambda these: compared.append(these.size))
     monkeypatch.setattr(store_module, "unique", lambda these: compared.append(these.size))
     assert not held.has_duplicates(ids.copy())
     held.prepare(ids)

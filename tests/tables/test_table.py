@@ -9,7 +9,7 @@ from ps_protocol.errors import InvalidRequest, TableFull
 from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.row_optimizers import ROW_OPTIMIZERS
 from ps_protocol.model.tables import Eviction, RowLife
-from ps_server.tables.merge import merge_rows
+from ps_protocol.wire.row_means import merge_rows
 from ps_server.tables.step import RowStep
 from ps_server.tables.table import ShardTable
 from tests.tables.samples import NO_IDS, ids_there, random_ids, same, spec, table, use, values

@@ -65,11 +65,7 @@ class Gate:
     async def guard(self, submit: Callable[[], Awaitable[T]]) -> T:
         """The result of what ``submit`` begins. Raises what the gate was closed with, before it begins or meanwhile."""
         self.check()
-        try:
-            result = await submit()
-        except Exception:
-            self.check()
-            raise
+        result = await submit()
         self.check()
         return result
 

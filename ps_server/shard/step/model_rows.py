@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ps_protocol.errors import DamagedData
 from ps_protocol.model.tables import Ids
 from ps_server.consistency import WorkerKey
 from ps_server.log.entries import RowsEntry
@@ -59,11 +58,7 @@ class ModelRows:
         version, values = self._applier.tracker.version, self._applier.look_up(wanted.parts, into)
         if for_push and wanted.rows_bytes >= PREPARED_BYTES:
             self._prepare(wanted)
-        try:
-            rows = await values
-        except DamagedData:
-            self._applier.gate.check()
-            raise
+        rows = await values
         await self._applier.covered()
         self._applier.gate.check()
         return version, bytes_of(rows)

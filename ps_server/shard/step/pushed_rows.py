@@ -11,13 +11,10 @@ import numpy.typing as npt
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import NonFinite
-from ps_protocol.model.tables import Ids, RowCount, RowOptions
+from ps_protocol.model.tables import MAX_ROWS_BYTES, Ids, RowCount, RowOptions
 from ps_server import tables as row_tables
 from ps_server.consistency import Position
 from ps_server.tables.step import RowStep
-
-MAX_ROWS_BYTES = 1 << 30
-"""Ids and rows that one message may bring or ask for."""
 
 ROW_COST_BYTES = 256
 """What finding a row costs, as bytes that are moved in the same time."""
@@ -195,6 +192,8 @@ def combined_rows(
     ``weights``: the share of each push in the mean; None: equal ones. ``keep``: none of it is in memory that a worker
     can change.
     """
+    from ps_protocol.wire.row_means import merge_rows
+
     count = len(pushes)
     present = [(pushed, at) for at, pushed in enumerate(pushes) if pushed is not None]
     steps = []
@@ -202,11 +201,9 @@ def combined_rows(
         found = [(part, at) for each, at in present for part in each.parts if part.table == number]
         if count == 1:
             ids, gradients = found[0][0].ids, found[0][0].gradients
-        elif weights is None:
-            ids, gradients = row_tables.merge_rows([(part.ids, part.gradients) for part, _ in found], count)
         else:
-            weighed = [(part.ids, part.gradients * np.float32(weights[at])) for part, at in found]
-            ids, gradients = row_tables.merge_rows(weighed, 1)
+            own = None if weights is None else [weights[at] for _, at in found]
+            ids, gradients = merge_rows([(part.ids, part.gradients) for part, _ in found], count, own)
         if keep and count == 1 and present[0][0].lent:
             gradients = gradients.copy()
         steps.append(RowStep(number, ids, gradients, tables[number].updates + 1, present[0][0].options[number]))

@@ -13,7 +13,7 @@ from tests.support.seeds import seeded
 
 ONE, TWO = HostWorker(1, 11), HostWorker(2, 12)
 LIVE = {0: 10, 1: 11, 2: 12}
-ANSWER = RoundAnswer(1, 0.0, "", ())
+ANSWER = RoundAnswer(0.0, "", ())
 
 
 def deposit(clock: int, phase: int = 0) -> Deposit:

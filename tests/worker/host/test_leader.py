@@ -24,7 +24,7 @@ from tests.support.shards import wait_until
 LIVE = LiveWorkers({0: 10, 1: 11, 2: 12}, 5, bounded=False)
 LEAD = Lead((0, 1), True, True, None)
 DEPOSIT = Deposit(1, 0, 1, 1, 1.0, False, False, (), (), (), "")
-NOTHING = RoundAnswer(1, 0.0, "", ())
+NOTHING = RoundAnswer(0.0, "", ())
 
 
 def hello(rank: int, style: str = "raw") -> HostHello:
@@ -191,7 +191,7 @@ def test_memory_is_known_by_its_number_as_long_as_it_is_used(leader, follow):
     first, second = (SharedMemory.create(4096) for _ in range(2))
     first.bytes[:2], second.bytes[:2] = b"ab", b"cd"
     for number, segment in enumerate([first, second, first, first, second], 1):
-        one.deposit(replace(DEPOSIT, sequence=number, clock=number), [(0, segment)])
+        one.deposit(replace(DEPOSIT, sequence=number, clock=number), [segment])
         (taken,) = leader.gather(replace(LEAD, position=(0, number)), None, nothing)
         found = taken.connection.mapped.region(taken.deposit.segments[0], 4096)
         assert found is not None

@@ -23,15 +23,15 @@ from ps_worker.host.messages import (
     to_bytes,
 )
 
-PART = ShardAnswer(1, 4, 5, 0, 2, (0, 2), True)
+PART = ShardAnswer(1, 4, 5, 3, 0, 2, (0, 2), True)
 MESSAGES = (
     HostHello(1, 2, 3, 4, "model", "raw"),
     HostWelcome(0, 1, 7),
-    LentSegment(1, 0, 4096),
-    Deposit(1, 0, 1, 1, 0.5, False, True, (0, 1), (3, 4), (1, 2), "[]"),
+    LentSegment(1, 4096),
+    Deposit(1, 0, 1, 1, 0.5, False, True, (0, 1), (3, 4), (1, 2), "[]", (0, 3, 2, 1), 3),
     Away(1 << 63, 0),
-    RoundAnswer(3, 0.25, "[]", (PART, PART)),
-    RoundAnswer(3, 0.25, "[]", ()),
+    RoundAnswer(0.25, "[]", (PART, PART)),
+    RoundAnswer(0.25, "[]", ()),
     Separate("no"),
     HostRefusal("why", "this", "that"),
 )
@@ -56,10 +56,10 @@ def test_a_message_is_read_as_it_was_sent(message):
         b'["Away",1,true]',
         b'["Away",1,18446744073709551616]',
         b'["Away",1,2,3]',
-        json.dumps(["Deposit", 1, 0, 1, 1, "x", False, True, [], [], [], ""]).encode(),
-        json.dumps(["Deposit", 1, 0, 1, 1, 1.0, 0, True, [], [], [], ""]).encode(),
-        json.dumps(["Deposit", 1, 0, 1, 1, 1.0, False, True, 3, [], [], ""]).encode(),
-        json.dumps(["RoundAnswer", 1, 0.0, "", [[1]]]).encode(),
+        json.dumps(["Deposit", 1, 0, 1, 1, "x", False, True, [], [], [], "", [], 0]).encode(),
+        json.dumps(["Deposit", 1, 0, 1, 1, 1.0, 0, True, [], [], [], "", [], 0]).encode(),
+        json.dumps(["Deposit", 1, 0, 1, 1, 1.0, False, True, 3, [], [], "", [], 0]).encode(),
+        json.dumps(["RoundAnswer", 0.0, "", [[1]]]).encode(),
         b"[" * 100_000,
     ],
 )

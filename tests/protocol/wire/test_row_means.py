@@ -1,4 +1,4 @@
-"""Pushes of a round become one update; pushes that cannot are noticed."""
+"""The rows of several pushes become one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidRequest
-from ps_server.tables.merge import first_nonfinite_row, has_duplicates, merge_rows
+from ps_protocol.wire.row_means import merge_rows
 from tests.tables.samples import NO_IDS, random_ids
 
 
@@ -48,18 +48,9 @@ def test_a_mean_of_nothing_is_refused() -> None:
         merge_rows([], 1)
 
 
-def test_an_id_that_comes_twice_is_noticed() -> None:
-    assert not has_duplicates(NO_IDS)
-    assert not has_duplicates(np.arange(-5000, 5000))
-    assert has_duplicates(np.append(np.arange(10_000), 17))
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_first_row_that_is_not_finite_is_named(bad: float) -> None:
-    rows = np.full((50, 7), np.finfo(np.float32).max, np.float32)
-    rows[10] = -1e-45
-    assert first_nonfinite_row(rows) is None
-    rows[40, 1] = bad
-    rows[33, 6] = bad
-    assert first_nonfinite_row(rows) == 33
-    assert first_nonfinite_row(rows[:0]) is None
+def test_with_weights_each_part_has_its_share_of_the_sum() -> None:
+    ids = [np.array([7, 1]), np.array([1, 9])]
+    gradients = [np.array([[1.0], [2.0]], np.float32), np.array([[4.0], [8.0]], np.float32)]
+    merged, mean = merge_rows(list(zip(ids, gradients, strict=True)), 2, [0.25, 0.75])
+    assert merged.tolist() == [7, 1, 9]
+    assert mean[:, 0].tolist() == [0.25, 3.5, 6.0]
