@@ -279,9 +279,13 @@ class Cluster:
     ) -> IterableDataset[T]: ...
     @overload
     def shard(self, loader: Dataset[T], *, lease: bool | None = None, name: str | None = None) -> Dataset[T]: ...
+    @overload
+    def shard(
+        self, loader: files.FileBatches, *, lease: bool | None = None, name: str | None = None
+    ) -> files.FileBatches: ...
     def shard(self, loader: Any, *, lease: bool | None = None, name: str | None = None, even: bool = False) -> Any:
-        """Return this worker's part of a DataLoader, Dataset or IterableDataset, disjoint from the parts of other
-        workers.
+        """Return this worker's part of a DataLoader, Dataset or IterableDataset, or of the batches of ``files.read``,
+        disjoint from the parts of other workers.
 
         A DataLoader keeps its arguments; ``batch_size`` stays per worker. Shuffling is common to all workers and new in
         each epoch. Each sample is taken exactly once per epoch, so parts may differ by one sample. An evaluator gets
@@ -290,7 +294,7 @@ class Cluster:
         With leases, the coordinator leases the items of a DataLoader to workers in small ranges. Items that a worker
         has not trained when it leaves or dies go to others, a worker that joins takes part in the present epoch, and a
         restarted job continues where it stopped. Iterable datasets, and samplers without a length, are then split by
-        the live workers.
+        the live workers. ``shard(files.read(…))`` is ``Cluster.files``.
 
         Args:
             loader: The data.

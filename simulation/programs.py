@@ -180,6 +180,7 @@ class ShardProgram(Program):
 
     def _died(self) -> None:
         del self._files.disks[self.process]
+        self._files.armed.pop(self.process, None)
 
     def arm(self, point: str, count: int) -> None:
         """Have the process die when it passes ``point`` for the ``count``-th time."""

@@ -276,6 +276,9 @@ def _script(flags: list[str], environment: Mapping[str, str]) -> Iterator[Script
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--shards", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
+    "--threads", type=click.IntRange(1), multiple=True, help="Of one process; may be repeated. None: 1, and all cores."
+)
+@click.option(
     "--only", type=click.Choice([OURS, KILLED, ONE, TENSORFLOW]), multiple=True, help="A system; may be repeated."
 )
 @click.option(
@@ -292,6 +295,7 @@ def main(
     events: int | None,
     workers: int,
     shards: int,
+    threads: tuple[int, ...],
     only: tuple[str, ...],
     python: Path | None,
     output: Path,
@@ -300,10 +304,9 @@ def main(
     """Train and rank the stream in each system, one after the other; print tables in Markdown, keep them as JSON."""
     settings = QUICK if quick else Settings()
     settings = replace(settings, windows=windows or settings.windows, events=events or settings.events)
-    cores = os.cpu_count() or 1
     systems: list[tuple[str, str, Callable[[Path], Outcome]]] = [
-        (ONE, f"{ONE}, {threads} thread{'s' * (threads > 1)}", partial(one_process, settings, threads=threads))
-        for threads in sorted({1, cores})
+        (ONE, f"{ONE}, {count} thread{'s' * (count > 1)}", partial(one_process, settings, threads=count))
+        for count in sorted({*threads} or {1, os.cpu_count() or 1})
     ]
     systems.append((OURS, OURS, partial(ours, settings, workers=workers, shards=shards)))
     middle = settings.windows // 2

@@ -208,6 +208,16 @@ class DivergenceWatch:
         shown = sorted(self._grown.items(), key=lambda item: (item[0][0] is not Role.SHARD, item[1].since_seconds))
         return tuple(replace(grown, staleness=staleness, staleness_p99=p99) for _, grown in shown[:MOST])
 
+    def acknowledge(self, now: float) -> tuple[Divergence, ...]:
+        """Take what has grown for usual: its history begins again. Returns ``divergences`` of before."""
+        found = self.divergences(now)
+        for key in self._grown:
+            self._watched.pop(key, None)
+            self._refused_at.pop(key, None)
+        self._grown.clear()
+        self._unprotected.clear()
+        return found
+
     @property
     def unprotected(self) -> list[Protection]:
         """The growths for which ``protected`` has not been called, one for each role at most."""

@@ -20,6 +20,7 @@ from ps_protocol.cluster.view import (
     ClosedModelAsk,
     ClusterStatus,
     ClusterView,
+    Divergence,
     Joined,
     JoinRequest,
     Member,
@@ -195,6 +196,13 @@ class Driver:
             for grown in begun:
                 text = remedy(staleness.get(grown.what, grown), view.consistency)
                 logger.warning("divergence", "the model diverges: %s; %s", growth(grown), text)
+
+    def acknowledge_divergence(self) -> tuple[Divergence, ...]:
+        """See DivergenceWatch.acknowledge."""
+        found = self.divergence.acknowledge(self._now())
+        for grown in found:
+            logger.info("divergence", "acknowledged, and usual from now on: %s", growth(grown))
+        return found
 
     def _now(self) -> float:
         """Seconds since 1970, on the steady clock."""

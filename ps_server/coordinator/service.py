@@ -196,6 +196,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             wait = _wait_seconds(times.PATIENCE_SECONDS, context)
             return convert.VIEW.to_pb(await self._modes.change(CONSISTENCY.from_pb(request.consistency), wait))
 
+    async def AcknowledgeDivergence(  # noqa: N802
+        self, request: pb.AcknowledgeDivergenceRequest, context: Context
+    ) -> pb.AcknowledgeDivergenceReply:
+        """What had grown far above its history, and is usual from now on."""
+        async with translated(context):
+            found = self._driver.acknowledge_divergence()
+            return pb.AcknowledgeDivergenceReply(divergences=map(convert.DIVERGENCE.to_pb, found))
+
     async def Barrier(self, request: pb.BarrierRequest, context: Context) -> pb.BarrierReply:  # noqa: N802
         """Whether the barrier has opened, after waiting for it."""
         async with translated(context):

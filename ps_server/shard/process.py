@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import threading
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +16,7 @@ import grpc
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import ClusterView, JoinRequest, MemberStats, Role
-from ps_protocol.errors import Fenced, InternalError, Unavailable
+from ps_protocol.errors import DamagedData, Fenced, InternalError, Unavailable
 from ps_protocol.logs import EventLogger, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import JOB_LABEL, MetricsServer
@@ -55,19 +58,26 @@ logger = EventLogger(__name__)
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
     """Serve shard ``config.shard`` until ``stop``; as a standby, follow it for as long as another process serves it.
 
-    Raises PsError when it cannot listen, join, or stay a member. A standby that lost its place starts over instead.
+    Raises PsError when it cannot listen, join, or stay a member. A standby that lost its place starts over instead, and
+    so does a shard with a data directory, one of whose rows on disk is not what was written.
     """
     security = Security(config.security, AccessRole.SERVER, listens=True)
     client = CoordinatorClient(config.coordinator, security)
     try:
         while True:
+            process = ShardProcess(config, client, stop, security)
             try:
-                await ShardProcess(config, client, stop, security).run()
+                await process.run()
                 return
-            except (Fenced, InternalError) as error:
-                if not config.standby or stop.is_set():
+            except (Fenced, InternalError, DamagedData) as error:
+                if stop.is_set() or not (process.is_damaged or (config.standby and not isinstance(error, DamagedData))):
                     raise
-                logger.warning("standby.failed", "shard %d starts over as a standby: %s", config.shard, error)
+                if process.is_damaged:
+                    logger.error("table.disk", "shard %d reads its rows from snapshot and log: %s", config.shard, error)
+                else:
+                    logger.warning("standby.failed", "shard %d starts over as a standby: %s", config.shard, error)
+            del process
+            gc.collect()  # Two tables may not fit.
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), times.RETRY_SECONDS)
     finally:
@@ -98,6 +108,13 @@ class ShardProcess:
         self._metrics: MetricsServer | None = None
         #: None: it is written.
         self._ready_file = config.ready_file
+        #: Which row on disk is not what was written, once one is.
+        self._damage: asyncio.Future[DamagedData] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a row on disk is not what was written, and snapshot and log have it."""
+        return self._damage.done()
 
     async def run(self) -> None:
         """Run until stopped. Raises PsError."""
@@ -149,6 +166,8 @@ class ShardProcess:
             ),
             storage.recovered,
         )
+        if storage.directory:
+            self._watch_rows(storage, registry)
         feed = LogFeed(config.shard, registry, storage.kept[1], replication) if storage.kept else None
         side_channels = SideChannels(config.side_channels, self._security, self.limit_counts)
         fence = Fence(config.shard, registry)
@@ -175,7 +194,7 @@ class ShardProcess:
                 fence.begin(membership.member.incarnation, membership.token)
                 metrics.serving = True
                 await self._hold(membership, address, storage, registry, feed)
-        except Fenced:
+        except (Fenced, DamagedData):
             self._gently = False
             raise
         finally:
@@ -195,6 +214,24 @@ class ShardProcess:
             executor.close()
             if tracer:
                 tracer.close()
+
+    def _watch_rows(self, storage: Storage, registry: Registry) -> None:
+        """Stop all models once a row on disk is not what was written: workers wait until it is read again."""
+        loop, thread, shard = asyncio.get_running_loop(), threading.get_ident(), self._config.shard
+
+        def stop(error: DamagedData) -> None:
+            if not self._damage.done():
+                self._damage.set_result(error)
+                registry.stop(Unavailable(f"shard {shard} reads its rows again: {error.message}", shard=str(shard)))
+
+        def on_damage(error: DamagedData) -> None:
+            if threading.get_ident() == thread:
+                stop(error)
+                return
+            with suppress(RuntimeError):  # The loop has ended.
+                loop.call_soon_threadsafe(stop, error)
+
+        storage.row_memory.on_damage = on_damage
 
     def _enter(self, membership: Membership) -> None:
         """From now on this process calls others, and is called, as this member."""
@@ -263,7 +300,9 @@ class ShardProcess:
     async def _hold(
         self, membership: Membership, address: str, storage: Storage, registry: Registry, feed: LogFeed | None
     ) -> None:
-        """Serve until stopped. Raises Fenced when another process took this shard's place."""
+        """Serve until stopped. Raises Fenced when another process took this shard's place, and DamagedData for a row on
+        disk that is not what was written.
+        """
         config = self._config
         aging: asyncio.Task[None] | None = None
         try:
@@ -296,7 +335,7 @@ class ShardProcess:
             await asyncio.to_thread(membership.leave, "stopped")
 
     async def _follow(self, membership: Membership, storage: Storage, registry: Registry, feed: LogFeed | None) -> None:
-        """Follow the cluster's views until stopped. Raises Fenced."""
+        """Follow the cluster's views until stopped. Raises Fenced, and DamagedData for a row on disk."""
         loop = asyncio.get_running_loop()
         fenced: asyncio.Future[Fenced] = loop.create_future()
 
@@ -325,8 +364,10 @@ class ShardProcess:
         membership.set_stats(stats)
         await asyncio.to_thread(membership.subscribe, on_view, on_fenced)
         stopping = asyncio.ensure_future(self._stop.wait())
-        either: list[asyncio.Future[Any]] = [stopping, fenced]
+        either: list[asyncio.Future[Any]] = [stopping, fenced, self._damage]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if fenced.done():
             raise fenced.result()
+        if self._damage.done():
+            raise copy(self._damage.result())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -390,8 +389,9 @@ class PagedRows:
 
     def _say_crowded(self, most: int) -> None:
         """Log once where ids and maps leave hardly any memory: then everything waits for the disk."""
-        is_crowded = most <= FEWEST_ROWS and self.count > _MANY_ROWS
-        if is_crowded and not self._is_crowded:
+        is_crowded = most <= FEWEST_ROWS
+        if is_crowded and not self._is_crowded and self.count > _MANY_ROWS:
+            self._is_crowded = True
             logger.warning(
                 "table.disk",
                 "shard %d, table '%s': ids and maps take all of the memory that tables may take, %.1f MB of them this "
@@ -401,7 +401,7 @@ class PagedRows:
                 self._table,
                 self.index_bytes / 1e6,
             )
-        self._is_crowded = is_crowded
+        self._is_crowded &= is_crowded
 
     def _take(self, count: int) -> Numbers:
         """So many free slots; rows in others leave for that, but for those that are held. Raises TableFull."""
@@ -496,7 +496,7 @@ class PagedRows:
     def _rows_file(self) -> RecordFile:
         if self._file is None:
             memory = self._memory
-            damaged = partial(_damaged, self._table, memory.shard, memory.folder)
+            damaged = partial(_damaged, self._table, memory)
             self._file = RecordFile(memory.folder, self._width, damaged, memory.segment_bytes)
         return self._file
 
@@ -524,10 +524,13 @@ class PagedRows:
         self.trouble = ""
 
 
-def _damaged(table: str, shard: int, folder: Path, what: str) -> DamagedData:
-    return DamagedData(
-        f"the file of rows of table '{table}' in {folder} is damaged: {what}",
+def _damaged(table: str, memory: RowMemory, what: str) -> DamagedData:
+    error = DamagedData(
+        f"the file of rows of table '{table}' in {memory.folder} is damaged: {what}",
         variable=table,
-        shard=str(shard),
-        remedy="start this shard again: it reads its rows from snapshot and log; check the disk",
+        shard=str(memory.shard),
+        remedy="check the disk; a shard with a data directory reads its rows again from snapshot and log, else start "
+        "the job again from a checkpoint",
     )
+    memory.on_damage(error)
+    return error

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ps_protocol.errors import DamagedData
 
 if TYPE_CHECKING:
     from ps_server.tables.paged_rows import PagedRows
@@ -16,6 +19,10 @@ FEWEST_ROWS = 4
 
 SEGMENT_BYTES = 1 << 20
 """Records are written, and a part of a file is emptied, this much at a time."""
+
+
+def _ignore(error: DamagedData) -> None:
+    """The default: who asked for the row has the error."""
 
 
 @dataclass(eq=False)
@@ -28,6 +35,8 @@ class RowMemory:
     folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     shard: int = 0
     segment_bytes: int = SEGMENT_BYTES
+    #: Told that a row on disk is not what was written, before who asked for it has the error. In any thread.
+    on_damage: Callable[[DamagedData], None] = _ignore
     _tables: weakref.WeakSet[PagedRows] = field(default_factory=weakref.WeakSet)
 
     def add(self, rows: PagedRows) -> None:

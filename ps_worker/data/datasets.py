@@ -53,7 +53,7 @@ class Datasets:
         self._session = session
         self._idle = idle
         #: A loader keeps its name when it is sharded again, and a name keeps its epochs.
-        self._names: weakref.WeakKeyDictionary[DataLoader[Any], str] = weakref.WeakKeyDictionary()
+        self._names: weakref.WeakKeyDictionary[DataLoader[Any] | FileBatches, str] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._epochs: dict[str, Iterator[int]] = {}
         self._compared_numbers = itertools.count()
@@ -68,6 +68,8 @@ class Datasets:
         """The worker's part of ``loader``. Raises ConfigError where it cannot be split, was, or is not leased."""
         if even and lease:
             raise ConfigError("shard() is given lease=True and even=True", expected="one of them", actual="both")
+        if isinstance(loader, FileBatches) and not loader.split and not even:
+            return self.files(loader.data.seeded(self._session.seed), lease, self._name_of(loader, name))
         samples.refuse_split_data(loader)
         name = self._name_of(loader, name)
         epochs = self._epochs.setdefault(name, itertools.count()) if name else itertools.count()
@@ -97,7 +99,8 @@ class Datasets:
         """The worker's part of the rows of ``data``: leased, or with ``lease=False`` by rank; all for an evaluator."""
         progress = self._session.progress
         if self._session.config.role is not Role.WORKER or lease is False:
-            return FileBatches(data, ShareStretches(data.layout, share_of(self._session), itertools.count()), progress)
+            epochs = self._epochs.setdefault(name, itertools.count()) if name else itertools.count()
+            return FileBatches(data, ShareStretches(data.layout, share_of(self._session), epochs), progress)
         name = name or self._next_name()
         rows = LeasedRows(data, name, self._session, self._epochs.setdefault(name, itertools.count()))
         self._leased.add(rows)
@@ -136,7 +139,7 @@ class Datasets:
         return {r: told.decode(errors="replace") for r, told in state.payloads.items()} if state.complete else None
 
     def _name_of(self, loader: object, name: str | None) -> str:
-        if not isinstance(loader, DataLoader):
+        if not isinstance(loader, DataLoader | FileBatches):
             return ""
         if loader not in self._names or name:
             self._names[loader] = name or self._next_name()

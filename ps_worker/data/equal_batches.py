@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 
 from ps_protocol.errors import ConfigError
+from ps_worker.data.files.batches import FileBatches
 from ps_worker.data.same_items import SameItems
 from ps_worker.data.samples import (
     OwnPart,
@@ -241,6 +242,13 @@ def equal_share(
     ``on_samples`` gets the number of samples of each batch. ``verify`` is called for the user's own samplers, never for
     streams.
     """
+    if isinstance(loader, FileBatches):
+        raise ConfigError(
+            "rows of files cannot be split into as many batches for each replica",
+            expected="a DataLoader",
+            actual="the batches of files.read",
+            remedy="train them under the strategy parameter_server or central_storage, or with cluster.files",
+        )
     if not isinstance(loader, DataLoader):
         raise ConfigError(
             "this cannot be split into as many batches for each replica",

@@ -6,7 +6,7 @@ import atexit
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.logs import EventLogger
 from ps_worker.cluster import Cluster
 from ps_worker.connection import connect
+from ps_worker.data.files.batches import FileBatches
 from ps_worker.optimizer import PsOptimizer
 
 logger = EventLogger("ps_worker")
@@ -82,9 +83,10 @@ class PsAccelerator(Accelerator):
             device_placement: As in accelerate.
 
         Raises:
-            ConfigError: An optimizer comes without its module.
+            ConfigError: An optimizer comes without its module, or a loader is the batches of files.
             PsError: As ``Cluster.adopt``.
         """
+        refuse_files(objects)
         modules = [each for each in objects if isinstance(each, torch.nn.Module)]
         for module in modules:
             # The shards' values are put into the parameters in place: they have to be where they stay.
@@ -291,6 +293,19 @@ def over_cluster(accelerator: Accelerator, cluster: Cluster, optimizer_options: 
     accelerator.cluster = cluster
     accelerator._optimizer_options = dict(optimizer_options)
     return accelerator
+
+
+def refuse_files(data: Iterable[object]) -> None:
+    """Raises ConfigError for the batches of files: every worker has to have as many batches here."""
+    for each in data:
+        if isinstance(each, FileBatches):
+            raise ConfigError(
+                "the batches of files are taken neither by PsTrainer nor by PsAccelerator.prepare",
+                expected="a Dataset, or a DataLoader, of which every worker has as many batches",
+                actual="the batches of cluster.files or files.read",
+                remedy='load them with datasets.load_dataset("parquet", data_files=…), or iterate '
+                "accelerator.cluster.files(…) in a loop of your own",
+            )
 
 
 def _without_module(optimizer: torch.optim.Optimizer) -> ConfigError:

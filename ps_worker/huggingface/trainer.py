@@ -23,7 +23,14 @@ from ps_protocol.model.spec import Mode
 from ps_worker.cluster import Cluster
 from ps_worker.common_values import CommonValues
 from ps_worker.data.samples import batch_samples
-from ps_worker.huggingface.accelerator import PsAccelerator, check_precision, connected, over_cluster, set_process_state
+from ps_worker.huggingface.accelerator import (
+    PsAccelerator,
+    check_precision,
+    connected,
+    over_cluster,
+    refuse_files,
+    set_process_state,
+)
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.step.remote_model import RemoteModel
 
@@ -67,9 +74,10 @@ class PsTrainer(Trainer):
             **named: As in transformers.
 
         Raises:
-            ConfigError: The arguments ask for another kind of distribution.
+            ConfigError: The arguments ask for another kind of distribution, or a dataset is the batches of files.
             PsError: As ``ps_worker.connect``.
         """
+        refuse_files([*positional, *named.values()])
         args = TrainingArguments(output_dir="tmp_trainer") if args is None else copy.copy(args)
         self.cluster = connected() if cluster is None else cluster
         self._optimizer_options = dict(optimizer_options)
@@ -260,6 +268,7 @@ class PsTrainer(Trainer):
             ignore_keys: As in transformers.
             metric_key_prefix: As in transformers.
         """
+        refuse_files([eval_dataset])
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.text import whole_number
 from ps_worker.cluster import Cluster
 from ps_worker.connection import connect
+from ps_worker.data.files.batches import FileBatches
+from ps_worker.data.files.layout import LEAST_ROWS
 
 
 class TrainerProcess:
@@ -105,6 +107,44 @@ class TrainerProcess:
     def reduced(self, tensor: Any, group: Any, reduce_op: Any) -> Any:
         """Reduce a tensor, 64 KiB at most, over the workers."""
         return tensor if self._exchanges is None else self._exchanges.reduce(tensor, group, reduce_op)
+
+
+def split_loader(cluster: Cluster, loader: Any) -> Any:
+    """Return this worker's part of ``loader``. Raises ConfigError for data that cannot be split, for leased rows of
+    files, and for files of which a worker would get nothing.
+
+    Rows of files are split by rank: Lightning asks for a batch before the one before it is trained, which a lease would
+    take for trained.
+    """
+    if not isinstance(loader, FileBatches):
+        return cluster.shard(loader)
+    if loader.leased:
+        raise ConfigError(
+            "a Lightning trainer cannot train leased rows: it asks for a batch before it has trained the one before",
+            expected="files.read(…), which is split by rank",
+            actual="the leased rows of cluster.files(…)",
+            remedy="give the trainer files.read(…), or cluster.files(…, lease=False)",
+        )
+    parts = loader.data.layout.length // loader.data.layout.unit
+    if parts < cluster.world_size:
+        # Lightning's collective calls need a batch of every worker.
+        raise ConfigError(
+            "the files have too few rows for all workers",
+            expected=f"{cluster.world_size} parts, each of {LEAST_ROWS} rows or a file of text",
+            actual=f"{parts}",
+            remedy="read so few rows into a Dataset, and give the trainer a DataLoader",
+        )
+    return UncountedBatches(loader if loader.split else cluster.shard(loader, lease=False))
+
+
+class UncountedBatches(Iterable[Any]):
+    """Batches without a length: that of files is an estimate, at which Lightning would end the epoch."""
+
+    def __init__(self, batches: FileBatches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
 
 
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "min": "min", "max": "max"}

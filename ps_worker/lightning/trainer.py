@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ps_worker.cluster import Cluster
 from ps_worker.common_values import CommonValues
-from ps_worker.lightning.process import TrainerProcess, note_failure
+from ps_worker.lightning.process import TrainerProcess, note_failure, split_loader
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.step.remote_model import RemoteModel
 
@@ -74,7 +74,7 @@ class TorchPsStrategy(TrainerProcess, Strategy):
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Return this worker's part of the data; all of it where the trainer has ``use_distributed_sampler=False``."""
-        return self.cluster.shard(dataloader) if self._splits else dataloader
+        return split_loader(self.cluster, dataloader) if self._splits else dataloader
 
     def model_to_device(self) -> None:
         """Move the module to the device before its parameters become views of flat memory."""

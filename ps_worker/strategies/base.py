@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from ps_protocol.errors import ConfigError, UnsupportedOptimizer
-from ps_worker.data.samples import refuse_split_data
+from ps_worker.data.files.batches import FileBatches
+from ps_worker.data.samples import Share, refuse_split_data
 from ps_worker.model.declare import checked_clip
 from ps_worker.strategies.fit import Callback, Fit, FitSettings, History, Loss, as_loader, evaluate
 
@@ -75,6 +76,11 @@ class Strategy(ABC):
     @abstractmethod
     def replicas(self) -> int:
         """Number of processes that train."""
+
+    @property
+    def share(self) -> Share:
+        """The part of this replica in data that is split by rank, such as those of a validation."""
+        return Share(self.rank, self.replicas, 0)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -162,13 +168,15 @@ class Strategy(ABC):
         ``batch_size`` is per replica. Torch's random samplers draw the same order on every replica, a new one in each
         epoch. A sampler of the script's own is kept, and has to yield the same order on all replicas.
 
+        The rows of ``files.read`` are leased to the workers of parameter servers; one process trains all of them.
+
         Args:
-            loader: The DataLoader.
+            loader: The DataLoader, or batches of files.
 
         Raises:
             ConfigError: The data cannot be split, or a DistributedSampler has split it.
         """
-        if loader in self._distributed:
+        if loader in self._distributed or (isinstance(loader, FileBatches) and loader.split):
             return loader
         if isinstance(loader, DataLoader):
             refuse_split_data(loader)
@@ -300,7 +308,7 @@ class Strategy(ABC):
             optimizer: The optimizer that trains with it.
             epoch: Number of the epoch, from 0.
         """
-        for sampler in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)):
+        for sampler in (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)):
             start = getattr(sampler, "start_epochs", None)
             if start is not None:
                 start(epoch)
@@ -332,7 +340,8 @@ class Strategy(ABC):
 
         Args:
             model: The prepared model.
-            data: A DataLoader of (input, …, target), which is distributed here; or a tuple of NumPy arrays or tensors.
+            data: A DataLoader of (input, …, target), which is distributed here; batches of files, whose ``transform``
+                makes such tuples; or a tuple of NumPy arrays or tensors.
             loss: Function of output and target: the mean over a batch.
             epochs: Number of epochs.
             steps_per_epoch: Most optimizer steps of an epoch. None: all data.

@@ -14,7 +14,10 @@ from ps_protocol.errors import ConfigError, Unavailable
 from ps_protocol.model.spec import Mode
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.connection import connect
+from ps_worker.data.datasets import share_of
+from ps_worker.data.files.batches import FileBatches
 from ps_worker.data.leased_loader import LeasedLoader
+from ps_worker.data.samples import Share
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.strategies.base import Strategy
 
@@ -144,6 +147,11 @@ class ParameterServer(Strategy):
         return self.cluster.world_size
 
     @property
+    def share(self) -> Share:
+        """As in ``Strategy``; where workers come and go, among the live ones."""
+        return share_of(self._session)
+
+    @property
     def num_replicas_in_sync(self) -> int:
         """The workers in sync; 1 in the other modes, where an update is made of one worker's gradients."""
         return self.replicas if self._session.consistency.mode is Mode.SYNC else 1
@@ -173,6 +181,8 @@ class ParameterServer(Strategy):
         return super()._clipping(optimizer, norm)
 
     def _distribute(self, loader: Any) -> Any:
+        if isinstance(loader, FileBatches):
+            return self.cluster.shard(loader)
         # In step, a worker that has no batch left would keep those waiting that have.
         if self._session.consistency.mode is Mode.SYNC and not self._session.elastic:
             return self.cluster.shard(loader, even=True)
@@ -238,7 +248,8 @@ class ParameterServer(Strategy):
 
     def continue_data(self, loader: Any, optimizer: torch.optim.Optimizer, epoch: int) -> None:
         """As in ``Strategy``. The coordinator of a new job leases the first epoch, whatever the checkpoint has."""
-        if not isinstance(loader, LeasedLoader) or joined_running(optimizer):
+        leased = isinstance(loader, LeasedLoader) or (isinstance(loader, FileBatches) and loader.leased)
+        if not leased or joined_running(optimizer):
             super().continue_data(loader, optimizer, epoch)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ps_protocol.errors import ConfigError, DamagedData
 from ps_protocol.files import PUBLIC_MODE, replacing
+from ps_worker.data.files.batches import FileBatches, ShareStretches
 from ps_worker.data.samples import Share, batch_samples, shard
 
 T = TypeVar("T")
@@ -151,6 +152,8 @@ class _Replica(Protocol):
     def replicas(self) -> int: ...
     @property
     def is_chief(self) -> bool: ...
+    @property
+    def share(self) -> Share: ...
     def place(self, value: T) -> T: ...
     def accumulate(self, model: nn.Module) -> AbstractContextManager[Any]: ...
     def reduce(self, how: str, value: T) -> T: ...
@@ -312,8 +315,11 @@ def evaluate(s: _Replica, model: nn.Module, loader: Any, loss: Loss, metrics: Ma
     """The mean loss and metrics over all samples of ``loader``, each of which one replica measures."""
     s.barrier()
     s.refresh(model)
-    if isinstance(loader, DataLoader) and s.replicas > 1:
-        loader = shard(loader, Share(s.rank, s.replicas, 0), count(), lambda samples: None)
+    if isinstance(loader, FileBatches):
+        # Not leased: a worker that begins its script again has all of an epoch that others have finished.
+        loader = FileBatches(loader.data, ShareStretches(loader.data.layout, s.share, count()))
+    elif isinstance(loader, DataLoader) and s.replicas > 1:
+        loader = shard(loader, s.share, count(), lambda samples: None)
     # Without the wrapper, whose forward is an exchange of buffers: replicas may have different numbers of batches.
     module = s.unwrap(model)
     trained = module.training
@@ -361,7 +367,8 @@ def _parts(batch: Any) -> tuple[list[Any], Any]:
             "fit() does not know the target of a batch",
             expected="a sequence of inputs and, last, the target",
             actual=type(batch).__name__,
-            remedy="have the dataset or collate_fn give (input, target), or write the loop with s.run()",
+            remedy="have the dataset, its collate_fn, or transform= of files give (input, target), or write the loop "
+            "with s.run()",
         )
     return list(batch[:-1]), batch[-1]
 

@@ -171,7 +171,9 @@ class WorkerObservers:
                 member, place = self._sender(lane)
                 dropped = receipt.outcomes[0] in _NOTHING
                 self._judge.received(place, member, lane._sequence, dropped=dropped)
-                if lane._receive_buffer is not None and lane._encoder is not None:
+                # With SEPARATE no parameters come.
+                has_values = receipt.outcomes[0] < Outcome.REFUSED
+                if has_values and lane._receive_buffer is not None and lane._encoder is not None:
                     values = self._subjects.values(lane.layout, lane._receive_buffer._bytes)
                     self._judge.holds(place, member, lane._sequence, values)
             return receipt

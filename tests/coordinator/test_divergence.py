@@ -197,6 +197,32 @@ def test_another_mode_begins_another_history():
     assert job.found == ()
 
 
+def test_what_is_acknowledged_is_usual_until_it_grows_again():
+    job = Watched()
+    for at in range(30):
+        job.loss(1.0 + 0.1 * (at % 2))
+    job.grow()
+    job.refusals(1)
+    told = job.found
+    assert [grown.what for grown in told] == ["gradient norm of model 'net'", REFUSED]
+    assert job.watch.acknowledge(job.now) == told
+    assert job.watch.acknowledge(job.now) == job.found == ()
+    assert job.watch.unprotected == []
+    for _ in range(40):
+        job.shard(1e3)
+        job.refusals(1)
+    assert job.found == ()
+    for _ in range(2):
+        job.shard(1e6)
+    (grown,) = job.found
+    assert grown.usual == pytest.approx(1e3)
+    # What had not grown has kept its history.
+    for at in range(2):
+        job.loss(1e3 + at)
+    job.refusals(2)
+    assert {grown.what for grown in job.found} == {"gradient norm of model 'net'", "loss", REFUSED}
+
+
 def test_another_epoch_of_the_shard_map_begins_another_history():
     job = Watched()
     for norm in [1.0] * 20:

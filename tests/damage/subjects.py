@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from ps_server.coordinator.persistence.journal import Journal
 from ps_server.log.folder import DataFolder
 from ps_server.log.recovery import recover
 from ps_server.state.region import Region
+from ps_server.tables.row_memory import RowMemory
+from ps_server.tables.table import ShardTable
 from ps_worker.feed import TableCopy
 from tests.checkpoint.support import Job, shard_map_of, small_spec
 from tests.checkpoint.tables import TableJob
@@ -32,6 +35,9 @@ from tests.log.support import go_on, layout_of, opened, write_log, write_snapsho
 from tests.log.test_bucket_ages import Writer
 from tests.log.test_windows import Shard as WindowShard
 from tests.support.table_bits import bits_of
+from tests.tables.samples import spec as table_spec
+from tests.tables.samples import use as use_rows
+from tests.tables.samples import values as row_values
 
 
 @contextmanager
@@ -99,6 +105,36 @@ def _write_windows(root: Path) -> None:
             (newest,) = (int(path.name) for path in shard.folder.snapshots.glob("[0-9]*"))
             shard.folder.holds_snapshot(newest)
         shard.killed()
+
+
+# Rows on disk
+
+
+def _table_with_rows_on_disk(folder: Path) -> tuple[ShardTable, int]:
+    """The same at each call, to the byte; and the descriptor of the file of its rows, which has no name."""
+    of = table_spec("adagrad", dim=3)
+    table = ShardTable(of, range(of.buckets), RowMemory(1, folder, segment_bytes=1 << 10))
+    chance = np.random.default_rng(1)
+    for _ in range(3):
+        use_rows(table, chance.permutation(120), chance.standard_normal((120, 3), np.float32))
+    assert table.paged is not None
+    return table, table.paged._rows_file.descriptor
+
+
+def _write_rows_on_disk(root: Path) -> None:
+    _, descriptor = _table_with_rows_on_disk(root)
+    (root / "rows").write_bytes(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+
+
+def _read_rows_on_disk(root: Path) -> object:
+    """The table goes on with what has become of its file."""
+    table, descriptor = _table_with_rows_on_disk(root)
+    os.ftruncate(descriptor, 0)
+    if (root / "rows").exists():
+        os.pwrite(descriptor, (root / "rows").read_bytes(), 0)
+    served = row_values(table, np.arange(120)).tobytes()
+    use_rows(table, np.arange(0, 120, 2), np.ones((60, 3), np.float32))
+    return served, [[bytes(piece) for piece in table.contents(bucket).pieces()] for bucket in range(table.spec.buckets)]
 
 
 # A coordinator
@@ -193,6 +229,7 @@ SUBJECTS = (
     Subject("shard, stopped", lambda root: _write_shard(root, 3, rounds=1, gently=True), _read_shard),
     Subject("shard, no tables", _write_plain_shard, _read_shard),
     Subject("shard, snapshots only", _write_windows, lambda root: _read_shard(root, log_goes_on=False)),
+    Subject("rows on disk", _write_rows_on_disk, _read_rows_on_disk),
     Subject("journal, killed", lambda root: _write_journal(root, closed=False), _read_journal),
     Subject("journal, closed", lambda root: _write_journal(root, closed=True), _read_journal),
     Subject("checkpoint", _write_checkpoint, _read_checkpoint),

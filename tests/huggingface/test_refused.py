@@ -13,9 +13,10 @@ from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import DataLoader, TensorDataset
 
 from ps_protocol.errors import ConfigError, UnsupportedOptimizer
-from ps_worker import Cluster
+from ps_worker import Cluster, files
 from ps_worker.huggingface import PsAccelerator
 from ps_worker.optimizer import PsOptimizer
+from tests.worker.data.files.made import parquet
 from tests.worker.jobs import running_job, together
 
 
@@ -85,6 +86,23 @@ def test_a_loader_that_the_cluster_has_split_is_refused(cluster: Cluster) -> Non
     for loader in (cluster.shard(DataLoader(data, batch_size=2)), DataLoader(cluster.shard(data), batch_size=2)):
         with pytest.raises(ConfigError, match="split among the workers already"):
             accelerator.prepare(loader)
+
+
+def test_the_batches_of_files_are_refused_with_what_to_do(cluster: Cluster, tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    from ps_worker.huggingface import PsTrainer
+
+    parquet(tmp_path / "rows.parquet", range(9))
+    arguments = TrainingArguments(output_dir=str(tmp_path / "out"), report_to="none", use_cpu=True)
+    for batches in (files.read(tmp_path, batch_size=4), cluster.files(tmp_path, batch_size=4)):
+        with pytest.raises(ConfigError, match=r"files.*load_dataset"):
+            PsAccelerator(cluster).prepare(*made(), batches)
+        with pytest.raises(ConfigError, match=r"files.*load_dataset"):
+            PsTrainer(model=made()[0], args=arguments, train_dataset=batches, cluster=cluster)
+        trainer = PsTrainer(model=made()[0], args=arguments, cluster=cluster)
+        with pytest.raises(ConfigError, match=r"files.*load_dataset"):
+            trainer.evaluate(batches)
 
 
 def test_nothing_of_the_optimizers_state_travels_at_prepare(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from lightning.fabric import Fabric
 from torch.distributed import ReduceOp
 
 from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_worker import files
 from ps_worker.lightning import TorchPsFabricStrategy, TorchPsStrategy
 from ps_worker.lightning.process import join_once
 from tests.lightning.modules import Classifier, loader, network, trainer
+from tests.worker.data.files.made import parquet
 
 
 class Failing(Classifier):
@@ -23,6 +26,23 @@ class Failing(Classifier):
 
     def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> torch.Tensor:
         raise ValueError("planned")
+
+
+class Counted(Classifier):
+    """Keeps the ids of the rows that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained: list[int] = []
+        self.evaluated: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.trained += batch["id"].tolist()
+        return self.net(batch["x"][:, None].expand(-1, 6).double()).mean()  # type: ignore[no-any-return]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.evaluated += batch["id"].tolist()
+        self.log("val_loss", batch["x"].mean(), sync_dist=True)
 
 
 def as_evaluator(folder: Path) -> dict[str, Any]:
@@ -85,6 +105,20 @@ def trainer_calls(folder: Path) -> dict[str, Any]:
     mixed.fit(module, loader(8))
     with pytest.raises(ConfigError, match=r"split among the workers already.*use_distributed_sampler=False"):
         mixed.strategy.process_dataloader(cluster.shard(loader(8)))
+    for path, ids in ((folder / "rows", range(700)), (folder / "more", range(700, 900))):
+        if cluster.rank == 0:
+            (folder / "few.csv").write_text("id\n1\n")
+            parquet(path / "rows.parquet", ids, group=50)
+    cluster.barrier()
+    counted = Counted()
+    read = partial(files.read, columns=["x", "id"], batch_size=30)
+    rows = trainer(folder, TorchPsStrategy(cluster), 2, enable_checkpointing=False)
+    rows.fit(counted, read(folder / "rows"), read(folder / "more"))
+    with pytest.raises(ConfigError, match=r"leased rows.*files\.read\(…\)"):
+        rows.strategy.process_dataloader(cluster.files(folder / "rows", batch_size=3))
+    with pytest.raises(ConfigError, match=r"too few rows for all workers.*a DataLoader"):
+        rows.strategy.process_dataloader(files.read(folder / "few.csv", batch_size=3))
+    split = rows.strategy.process_dataloader(cluster.files(folder / "rows", ["id"], batch_size=3, lease=False))
     validated = mixed.validate(module, loader(8, 24, 2), verbose=False)
     predicted = mixed.predict(module, loader(8, 24, 2))
     failing = trainer(folder, "torch_ps", 1, enable_checkpointing=False)
@@ -94,5 +128,8 @@ def trainer_calls(folder: Path) -> dict[str, Any]:
         "batches": [whole.num_training_batches, mixed.num_training_batches],
         "validated": validated[0]["val_loss"],
         "predicted": len(predicted or ()),
+        "trained": counted.trained,
+        "evaluated": counted.evaluated,
+        "split": [id for batch in split for id in batch["id"].tolist()],
         "finite": all(bool(p.isfinite().all()) for p in module.parameters()),
     }

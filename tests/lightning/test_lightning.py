@@ -187,5 +187,9 @@ def test_several_trainers_of_a_process_share_its_connection(processes: Lightning
     assert zero["batches"] == one["batches"] == [12, 6]
     assert zero["validated"] == one["validated"]
     assert zero["finite"]
+    # Twice all rows of files, and those of the validation after a check of two batches.
+    assert sorted(zero["trained"] + one["trained"]) == sorted([*range(700)] * 2)
+    assert {*zero["evaluated"], *one["evaluated"]} == {*range(700, 900)}
+    assert sorted(zero["split"] + one["split"]) == [*range(700)]
     # Three batches, of which Lightning keeps the positions.
     assert zero["predicted"] + one["predicted"] == 3

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.recovery.cluster import Program
 from tests.recovery.rows_kept import assert_each_push_is_in_its_rows_once
 from tests.support.seeds import seeded
 from tests.support.shards import wait_until
@@ -28,3 +31,35 @@ def test_a_shard_killed_during_inserts_and_evictions_loses_no_row_and_brings_non
         wait_until(lambda: not shard.alive)
     shard.start()
     assert_each_push_is_in_its_rows_once(cluster, shard, worker, cluster.data, STEPS, ROWS)
+
+
+def damage_rows_on_disk(shard: Program) -> int:
+    """Change every byte of the files of rows of a running shard, which have no name; returns how many files."""
+    found = 0
+    for descriptor in Path(f"/proc/{shard.running.pid}/fd").iterdir():
+        try:
+            where = str(descriptor.readlink())
+        except FileNotFoundError:
+            continue
+        if "/shard-0/#" in where and where.endswith(" (deleted)"):
+            with descriptor.open("r+b") as file:
+                data = file.read()
+                file.seek(0)
+                file.write(data.translate(bytes(range(255, -1, -1))))
+                found += 1
+    return found
+
+
+@pytest.mark.parametrize("snapshots", ["0.05", "600"], ids=["often", "never"])
+def test_a_shard_that_meets_a_damaged_row_reads_its_rows_again_by_itself(launch, snapshots):
+    cluster = launch(shard=["--snapshot-seconds", snapshots, "--table-memory", "1KB"])
+    shard = cluster.shards[0]
+    worker = cluster.worker(steps=20, rows=100, pauses=[5, 12])
+    again = "shard 0 reads its rows from snapshot and log: the file of rows of table "
+    for times, step in enumerate(("step 5", "step 12")):
+        worker.read(step)
+        assert damage_rows_on_disk(shard) == 2
+        worker.tell()
+        wait_until(lambda times=times: shard.said.count(again) > times)
+    assert_each_push_is_in_its_rows_once(cluster, shard, worker, cluster.data, 20, 100)
+    assert shard.said.count(again) == 2

@@ -13,6 +13,7 @@ from simulation.__main__ import main
 from simulation.folders import new_folder, remove_left_behind
 from simulation.plan import ALL_FAULTS, Fault, Size
 from simulation.planning import make_plan
+from simulation.runtime.disk import Files
 from tests.simulation.runs import run
 from tests.support.length import choose
 
@@ -33,6 +34,10 @@ def test_a_worker_that_dies_before_its_leader_welcomes_it_leaves_no_connection_t
 
 def test_a_host_whose_leader_sends_its_push_again_after_a_move_waits_for_nobody_that_waits_for_that():
     assert run(621028).violation == ""
+
+
+def test_a_host_that_cannot_push_as_one_after_its_stream_broke_gets_no_values_that_could_be_wrong():
+    assert run(622405).violation == ""
 
 
 def test_only_shards_that_could_not_take_a_host_as_one_get_the_push_of_its_leader():
@@ -143,6 +148,14 @@ def test_folders_of_runs_that_were_killed_are_removed_and_no_others(tmp_path, mo
     with new_folder() as folder:
         assert folder.parent == tmp_path
     assert not folder.exists()
+
+
+def test_what_closes_memory_after_a_run_does_not_keep_its_processes(monkeypatch):
+    files = Files()
+    monkeypatch.setattr("simulation.world.Files", lambda: files)
+    assert not run(3, Size(shards=1, workers=2, steps=2)).violation  # its shard dies in the middle of a write
+    assert not files.disks
+    assert not files.armed
 
 
 def test_a_fault_that_is_unknown_is_refused(capsys):

@@ -458,10 +458,16 @@ def test_a_size_is_a_number_of_bytes_with_a_unit(text: int | str, size: int) -> 
     assert size_in_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1", "4 GBs", "1e9", "four", "４GB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "size",
+    [
+        *("", "GB", "-1", "4 GBs", "1e9", "four", "４GB", f"{'9' * 400}GB", "8388608TB", 1 << 63, -1),
+        pytest.param(1 << 20_000, id="more digits than Python prints"),
+    ],
+)
+def test_what_is_no_size_is_refused(size: int | str) -> None:
     with pytest.raises(InvalidRequest, match="no number of bytes"):
-        size_in_bytes(text)
+        size_in_bytes(size)
 
 
 def test_the_log_says_once_that_ids_and_maps_leave_no_memory_for_rows(
@@ -474,6 +480,9 @@ def test_the_log_says_once_that_ids_and_maps_leave_no_memory_for_rows(
     for begin in (1000, 1500):
         use(table, range(begin, begin + 500), np.ones((500, 3), np.float32))
         use(table, [1], np.ones((1, 3), np.float32))
+    table.drop(np.arange(1000, 2000), np.empty(0, np.int64))
+    use(table, [1], np.ones((1, 3), np.float32))
+    use(table, range(1000, 2000), np.ones((1000, 3), np.float32))
     assert caplog.text.count("hardly a row stays in memory") == 1
 
 

@@ -29,7 +29,7 @@ from ps_protocol.client.model_status import (
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory
 from ps_protocol.cluster.job_state import FINISHED, TRAINING, headline, job_state
 from ps_protocol.cluster.scaling import ScaleAsk, ScaleProgress
-from ps_protocol.cluster.view import ClusterStatus, MoveProgress, Role
+from ps_protocol.cluster.view import ClusterStatus, Divergence, MoveProgress, Role
 from ps_protocol.errors import InvalidRequest, NotReady, Unavailable, UnknownModel
 from ps_protocol.feed.cursor import Cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
@@ -277,6 +277,15 @@ class AdminClient:
             ModelReleased: It was released before.
         """
         return self._client.release_model(model)
+
+    def acknowledge_divergence(self) -> tuple[Divergence, ...]:
+        """Take the numbers that have grown far above their history for usual: the job is not reported as diverging any
+        more, unless they grow again.
+
+        Returns:
+            What was reported until now, as in ``status().divergences``.
+        """
+        return self._client.acknowledge_divergence()
 
     def move(
         self,

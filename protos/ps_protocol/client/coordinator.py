@@ -23,6 +23,7 @@ from ps_protocol.cluster.view import (
     ClosedModelAsk,
     ClusterStatus,
     ClusterView,
+    Divergence,
     HeartbeatAnswer,
     Joined,
     JoinRequest,
@@ -231,6 +232,11 @@ class CoordinatorClient:
         """
         request = pb.SetConsistencyRequest(consistency=CONSISTENCY.to_pb(consistency))
         return convert.VIEW.from_pb(self._connection.call("SetConsistency", request, timeout_seconds))
+
+    def acknowledge_divergence(self, timeout_seconds: float = times.CALL_SECONDS) -> tuple[Divergence, ...]:
+        """Take what has grown far above its history for usual; returns what was reported until now."""
+        reply = self._connection.call("AcknowledgeDivergence", pb.AcknowledgeDivergenceRequest(), timeout_seconds)
+        return tuple(map(convert.DIVERGENCE.from_pb, reply.divergences))
 
     def barrier(
         self, worker: Member, phase: int, wait_seconds: float, timeout_seconds: float = times.CALL_SECONDS

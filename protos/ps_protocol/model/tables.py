@@ -21,6 +21,8 @@ Ids = npt.NDArray[np.int64]
 MAX_BUCKETS = 1 << 16
 MAX_DIM = 1 << 14
 DEFAULT_BUCKETS = 256
+MOST_BYTES = 1 << 63
+"""Sizes are below this."""
 MAX_ROWS_BYTES = 1 << 30
 """Ids and rows that one message may bring or ask for."""
 #: Limit of initial values; the difference of two is a float32.
@@ -112,10 +114,18 @@ class TableSpec:
 
 def size_in_bytes(size: int | str) -> int:
     """A number of bytes: digits, and perhaps KB, MB, GB or TB, powers of 1,024. Raises InvalidRequest."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", str(size), re.IGNORECASE | re.ASCII)
-    if found is None:
-        raise InvalidRequest("no number of bytes", expected="such as 512MB or 4GB", actual=repr(size))
-    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+    if isinstance(size, int):
+        number: float = size
+    else:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", str(size), re.IGNORECASE | re.ASCII)
+        # Of too many digits it is infinite.
+        number = float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ") if found else -1.0
+    if not 0 <= number < MOST_BYTES:
+        # An int may have more digits than Python prints.
+        is_long = isinstance(size, int) and size.bit_length() > 64
+        actual = "an int of more than 64 bits" if is_long else repr(size)[:100]
+        raise InvalidRequest("no number of bytes", expected="such as 512MB or 4GB, below 2**63", actual=actual)
+    return int(number)
 
 
 def validate(spec: TableSpec) -> None:
@@ -160,7 +170,7 @@ def validate(spec: TableSpec) -> None:
             "0 or more, finite",
             life.expire_after_seconds,
         ),
-        (0 <= life.memory_bytes < 1 << 63, "memory", "0 or more bytes, below 2**63", life.memory_bytes),
+        (0 <= life.memory_bytes < MOST_BYTES, "memory", "0 or more bytes, below 2**63", life.memory_bytes),
         (
             life.max_rows == 0 or spec.buckets <= life.max_rows < 1 << 63,
             "max_rows",

@@ -69,6 +69,7 @@ METHODS: Mapping[str, Access] = MappingProxyType(
         f"/{_COORDINATOR}/CloseModel": Access(_WORKERS),
         f"/{_COORDINATOR}/ReleaseModel": Access(_ADMINS),
         f"/{_COORDINATOR}/SetConsistency": Access(_ADMINS),
+        f"/{_COORDINATOR}/AcknowledgeDivergence": Access(_ADMINS),
         f"/{_COORDINATOR}/Barrier": Access(_WORKERS),
         f"/{_COORDINATOR}/Exchange": Access(_WORKERS),
         f"/{_COORDINATOR}/LeaseData": Access(_WORKERS),

@@ -389,6 +389,16 @@ class SetConsistencyRequest(_message.Message):
     consistency: _common_pb2.Consistency
     def __init__(self, consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ...) -> None: ...
 
+class AcknowledgeDivergenceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AcknowledgeDivergenceReply(_message.Message):
+    __slots__ = ("divergences",)
+    DIVERGENCES_FIELD_NUMBER: _ClassVar[int]
+    divergences: _containers.RepeatedCompositeFieldContainer[Divergence]
+    def __init__(self, divergences: _Optional[_Iterable[_Union[Divergence, _Mapping]]] = ...) -> None: ...
+
 class BarrierRequest(_message.Message):
     __slots__ = ("rank", "incarnation", "phase", "wait_seconds")
     RANK_FIELD_NUMBER: _ClassVar[int]

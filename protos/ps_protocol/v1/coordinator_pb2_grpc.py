@@ -80,6 +80,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.SetConsistencyRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ClusterView.FromString,
                 _registered_method=True)
+        self.AcknowledgeDivergence = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/AcknowledgeDivergence',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.AcknowledgeDivergenceRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.AcknowledgeDivergenceReply.FromString,
+                _registered_method=True)
         self.Barrier = channel.unary_unary(
                 '/ps_protocol.v1.Coordinator/Barrier',
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.BarrierRequest.SerializeToString,
@@ -195,6 +200,14 @@ class CoordinatorServicer(object):
 
     def SetConsistency(self, request, context):
         """Change the consistency mode of the whole job while it runs. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AcknowledgeDivergence(self, request, context):
+        """Take the numbers that have grown far above their history for usual: they are reported no more unless they grow again.
+        Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -324,6 +337,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.SetConsistency,
                     request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.SetConsistencyRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ClusterView.SerializeToString,
+            ),
+            'AcknowledgeDivergence': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcknowledgeDivergence,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.AcknowledgeDivergenceRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.AcknowledgeDivergenceReply.SerializeToString,
             ),
             'Barrier': grpc.unary_unary_rpc_method_handler(
                     servicer.Barrier,
@@ -619,6 +637,33 @@ class Coordinator(object):
             '/ps_protocol.v1.Coordinator/SetConsistency',
             ps__protocol_dot_v1_dot_coordinator__pb2.SetConsistencyRequest.SerializeToString,
             ps__protocol_dot_v1_dot_coordinator__pb2.ClusterView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcknowledgeDivergence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/AcknowledgeDivergence',
+            ps__protocol_dot_v1_dot_coordinator__pb2.AcknowledgeDivergenceRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.AcknowledgeDivergenceReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,6 +22,7 @@ from ps_server.cli.options.mode import MODES, ModeOptions
 from ps_server.cli.options.security import security_options
 from ps_server.cli.psctl.certs import certs
 from ps_server.cli.psctl.connection import connected, coordinator_option, patiently
+from ps_server.cli.psctl.divergence import divergence
 from ps_server.cli.psctl.feed import feed
 from ps_server.cli.psctl.learning_rates import learning_rates
 from ps_server.cli.psctl.moves import drain, move
@@ -81,6 +82,7 @@ main.add_command(import_rows)
 main.add_command(tables)
 main.add_command(wait)
 main.add_command(learning_rates)
+main.add_command(divergence)
 main.add_command(trace)
 main.add_command(top)
 main.add_command(report)

@@ -65,7 +65,11 @@ class Gate:
     async def guard(self, submit: Callable[[], Awaitable[T]]) -> T:
         """The result of what ``submit`` begins. Raises what the gate was closed with, before it begins or meanwhile."""
         self.check()
-        result = await submit()
+        try:
+            result = await submit()
+        except Exception:
+            self.check()
+            raise
         self.check()
         return result
 

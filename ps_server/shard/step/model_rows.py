@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ps_protocol.errors import DamagedData
 from ps_protocol.model.tables import Ids
 from ps_server.consistency import WorkerKey
 from ps_server.log.entries import RowsEntry
@@ -58,7 +59,11 @@ class ModelRows:
         version, values = self._applier.tracker.version, self._applier.look_up(wanted.parts, into)
         if for_push and wanted.rows_bytes >= PREPARED_BYTES:
             self._prepare(wanted)
-        rows = await values
+        try:
+            rows = await values
+        except DamagedData:
+            self._applier.gate.check()
+            raise
         await self._applier.covered()
         self._applier.gate.check()
         return version, bytes_of(rows)

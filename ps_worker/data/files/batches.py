@@ -67,7 +67,14 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """Checksums by which all workers have the same rows in the same order."""
-        return fingerprint_of(self.sources, f"{_ORDER} {self.layout.window} {self.layout.shuffled}")
+        forms = {each.text for each in self.sources if each.text is not None}
+        texts = sorted((form.delimiter, form.header or (), form.quoted_lines) for form in forms)
+        return fingerprint_of(self.sources, f"{_ORDER} {self.layout.window} {self.layout.shuffled} {texts or ''}")
+
+    def seeded(self, seed: int) -> Dataset:
+        """The same rows in the order of ``seed``, where they are mixed."""
+        groups = groups_of(self.sources)
+        return replace(self, layout=FileLayout(groups, seed if self.layout.shuffled else None, self.layout.window))
 
     def reader(self, on_skip: Callable[[], None]) -> WindowReader:
         """Reads it, from the beginning of any part."""
@@ -446,6 +453,21 @@ class FileBatches(OwnPart, Iterable[Any]):
         #: Batches that were taken and not finished, of the iteration that is open.
         self._out = 0
         self._open: object = None
+
+    @property
+    def data(self) -> Dataset:
+        """All rows, and how they are read."""
+        return self._data
+
+    @property
+    def split(self) -> bool:
+        """Whether this is a worker's part of the rows, from ``Cluster.files``; ``files.read`` has all of them."""
+        return self._progress is not None
+
+    @property
+    def leased(self) -> bool:
+        """Whether the coordinator leases the rows of this part."""
+        return isinstance(self._stretches, LeasedStretches)
 
     @property
     def whole(self) -> object:

@@ -197,8 +197,8 @@ def other_files(sources: Sequence[Source], own: str, kept: str, dataset: str) ->
     if mine[:8] != theirs[:8]:
         return DamagedData(
             f"files() of '{dataset}' is called in another way than when the job began",
-            expected="the same shuffle= and kind of files",
-            actual="another order of rows",
+            expected="the same shuffle=, and of text the same delimiter=, header= and quoted_lines=",
+            actual="other rows, or another order of them",
             remedy="call it as before, or name another dataset (name=…)",
         )
     for at, part in enumerate(_parts(len(sources)), 1):

@@ -154,6 +154,29 @@ def test_status_shows_a_model_that_diverges_and_its_check_notes_it():
         assert "diverges" not in psctl_says("status", "--coordinator", coordinator.address, COLUMNS="400").output
 
 
+def test_a_divergence_is_listed_and_acknowledged_once():
+    with running_coordinator(ClusterSettings()) as coordinator, CoordinatorClient(coordinator.address) as client:
+        client.join(JoinRequest(Role.SHARD, 0, "127.0.0.1:4444"), "s")
+        worker = client.join(JoinRequest(Role.WORKER, 0), "w").member
+
+        def said(*arguments: str) -> str:
+            done = psctl_says("divergence", *arguments, "--coordinator", coordinator.address)
+            assert done.exit_code == 0
+            return done.stdout
+
+        assert said() == "no number is far above its history\n"
+        assert json.loads(said("--acknowledge", "-o", "json")) == {"divergences": [], "acknowledged": False}
+        client.heartbeat(worker, MemberStats(nonfinite=1))
+        assert said().startswith("worker 0 refused gradients that hold NaN or infinity, since ")
+        assert said("--acknowledge").endswith("\nacknowledged: usual from now on\n")
+        client.heartbeat(worker, MemberStats(nonfinite=1))
+        assert said() == "no number is far above its history\n"
+        assert "diverges" not in psctl_says("status", "--coordinator", coordinator.address, COLUMNS="400").output
+        client.heartbeat(worker, MemberStats(nonfinite=2))
+        found = json.loads(said("--acknowledge", "-o", "json"))
+        assert (found["divergences"][0]["what"], found["acknowledged"]) == ("gradients", True)
+
+
 def test_checkpoints_lists_a_directory_with_steps_and_what_is_kept(tmp_path):
     assert psctl_says("checkpoints", str(tmp_path)).output == "no complete checkpoint\n"
     job = Job.of(shard_map_of(small_spec(), 1))

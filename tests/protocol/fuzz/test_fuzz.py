@@ -15,12 +15,13 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ps_protocol.cluster.requests import UnknownRequest
-from ps_protocol.errors import InternalError, InvalidRequest, UnsupportedOptimizer
+from ps_protocol.errors import DamagedData, InternalError, InvalidRequest, UnsupportedOptimizer
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import STEP_REQUESTS
 from ps_protocol.wire.convert.options import options_from_pb, options_to_pb
 from ps_protocol.wire.convert.step import request_from_bytes, request_to_bytes
+from ps_protocol.wire.deltas import encode_delta, read_header
 from ps_protocol.wire.formats import wire_from_pb
 from ps_protocol.wire.frames import Scatter, parse_chunk
 from ps_protocol.wire.socket_messages import LENGTH, framed
@@ -30,6 +31,7 @@ from ps_server.shard.step.stream import scatter
 from ps_server.state.region import Region
 from tests.protocol.fuzz.attacked import PAYLOAD_BYTES, Target, call, target, whole_streams
 from tests.protocol.options import OPTIONS
+from tests.protocol.wire.test_deltas import applied, sealed
 from tests.support.length import examples
 from tests.support.shards import Layout, StubStream, TestShard, error_of, simple_spec, whole_map
 
@@ -103,6 +105,20 @@ def test_a_chunk_read_by_hand_is_the_one_protobuf_reads(data: bytes):
     if parsed is not None:
         chunk = pb.StepRequest.FromString(data).chunk
         assert (parsed[0], bytes(parsed[1])) == (chunk.position, chunk.payload)
+
+
+_BASE, _NEW = bytes(200_000), bytes(70_000) + b"\1\2" + bytes(129_997) + b"\3"
+_DELTA = encode_delta(_BASE, _NEW)
+assert _DELTA is not None
+
+
+@examples(500)
+@given(mutated(st.just(_DELTA)), st.booleans())
+def test_bytes_are_a_delta_or_refused(data: bytes, seal: bool):
+    """``seal``: with the checksum that makes them whole."""
+    with suppress(DamagedData, InvalidRequest):
+        assert applied(_BASE, sealed(data) if seal and len(data) >= 72 else data) == _NEW
+        assert read_header(data).changed == 3 or seal
 
 
 @examples(200)

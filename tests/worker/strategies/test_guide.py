@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def test_the_page_has_examples():
-    assert len(EXAMPLES) == 11
+    assert len(EXAMPLES) == 12
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
@@ -43,6 +45,8 @@ def test_an_example_runs_as_printed(code, tmp_path, monkeypatch):
         "labels_tensor": dataset().tensors[1],
         "folder": tmp_path,
     }
+    names = dict(zip("abcdef", np.asarray(features).T, strict=True))
+    pq.write_table(pa.table({**names, "label": np.asarray(labels)}), tmp_path / "clicks.parquet")
     if "parameter_server" not in code:
         exec(code, given)
         return

@@ -116,6 +116,7 @@ VIEW = Converter(
 CLOSED_MODEL = Converter(ClosedModelAsk, pb.CloseModelRequest)
 BARRIER = Converter(BarrierState, pb.BarrierReply)
 MOVE_PROGRESS = Converter(MoveProgress, pb.ReshardProgress)
+DIVERGENCE = Converter(Divergence, pb.Divergence, printable, member=MEMBER)
 STATUS = Converter(
     ClusterStatus,
     pb.ClusterStatus,
@@ -123,7 +124,7 @@ STATUS = Converter(
     view=VIEW,
     members=Converter(MemberStatus, pb.MemberStatus, printable, member=MEMBER, stats=STATS),
     decisions=EVENT,
-    divergences=Converter(Divergence, pb.Divergence, printable, member=MEMBER),
+    divergences=DIVERGENCE,
     certificate_ends=Special(float, _moment),
     job=Special(str, lambda name: _job_name(name) or DEFAULT_JOB),
 )

@@ -241,6 +241,14 @@ def test_another_order_of_rows_is_refused_but_another_batch_size_is_not(tmp_path
     assert len(ids_of(other)) > 0
 
 
+@pytest.mark.parametrize("change", [{"delimiter": ";"}, {"header": ["id"]}, {"quoted_lines": True}])
+def test_text_that_is_read_in_another_way_is_refused(tmp_path: Path, job: Job, change: dict[str, Any]) -> None:
+    text(tmp_path / "a.csv", ["id", *map(str, range(99))])
+    begun(job, tmp_path)
+    with pytest.raises(DamagedData, match=r"called in another way.*delimiter=, header= and quoted_lines="):
+        ids_of(job.cluster().files(tmp_path, {"id": files.ids("id")}, batch_size=16, name="clicks", **change))
+
+
 def test_other_data_under_the_name_of_files_is_refused(tmp_path: Path, job: Job, rows: int) -> None:
     begun(job, tmp_path)
     data = torch.utils.data.TensorDataset(torch.arange(9))
@@ -251,7 +259,24 @@ def test_other_data_under_the_name_of_files_is_refused(tmp_path: Path, job: Job,
 def test_files_are_split_already_for_shard(tmp_path: Path, job: Job, rows: int) -> None:
     cluster = job.cluster()
     with pytest.raises(ConfigError, match="split among the workers already"):
-        cluster.shard(cluster.files(tmp_path, batch_size=16))  # type: ignore[call-overload]
+        cluster.shard(cluster.files(tmp_path, batch_size=16))
+    with pytest.raises(ConfigError, match="split among the workers already"):
+        cluster.shard(files.read(tmp_path, batch_size=16), even=True)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("lease", [None, False])
+def test_files_that_were_read_for_one_process_are_shared_in_the_order_of_the_job(
+    tmp_path: Path, rows: int, lease: bool | None
+) -> None:
+    with running_job(workers=2) as job:
+        clusters = together(*(lambda r=r: job.cluster(rank=r) for r in range(2)))
+        # Another seed on each worker, as of a script that takes its rank for one.
+        mine = [files.read(tmp_path, ["id"], batch_size=16, seed=cluster.rank) for cluster in clusters]
+        parts = [cluster.shard(each, lease=lease) for cluster, each in zip(clusters, mine, strict=True)]
+        assert [part.leased for part in parts] == [lease is None] * 2
+        for _ in range(2):
+            found = together(*(lambda p=p: ids_of(p) for p in parts))
+            assert sorted(itertools.chain(*found)) == list(range(rows))
 
 
 @pytest.mark.parametrize("mode", list(MODES))
