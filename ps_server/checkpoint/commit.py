@@ -123,7 +123,7 @@ def _check_size(path: Path, expected: int) -> None:
 def _with_index(folder: Path, model: ModelRecord) -> ModelRecord:
     """``model`` with the index that loaders read, now written."""
     values = [piece for piece in model.pieces if not piece.state]
-    index = index_json({p.variable: p.file for p in values}, sum(p.nbytes for p in values))
+    index = index_json({p.variable: p.file for p in values}, {"total_size": sum(p.nbytes for p in values)})
     write_file(folder / model.folder / INDEX_NAME, index)
     sync(folder / model.folder)
     record = FileRecord(INDEX_NAME, len(index), len(index), checksum(index))

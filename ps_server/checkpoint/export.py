@@ -9,9 +9,17 @@ from pathlib import Path
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.files import sync
-from ps_protocol.model.spec import Variable
 from ps_server.checkpoint.checkpoint import Checkpoint
-from ps_server.checkpoint.file_plan import INDEX_NAME, FileForm, TensorForm, index_json, model_folder, numbered
+from ps_server.checkpoint.file_plan import (
+    INDEX_NAME,
+    MAX_FILE_BYTES,
+    FileForm,
+    TensorForm,
+    grouped,
+    index_json,
+    model_folder,
+    numbered,
+)
 from ps_server.checkpoint.files import (
     CHECKED_BYTES,
     output,
@@ -27,9 +35,6 @@ from ps_server.checkpoint.table_columns import FOLDER
 from ps_server.checkpoint.table_reader import SavedTable, saved_table
 
 SINGLE_NAME = "model.safetensors"
-
-#: The limit that Hugging Face's save_pretrained uses.
-MAX_FILE_BYTES = 5_000_000_000
 
 
 class RowFormat(enum.Enum):
@@ -59,7 +64,7 @@ def export(
     if target.exists():
         raise ConfigError(f"{target} exists", expected="a folder that is not there yet", remedy="name another one")
     partial = target.with_name(target.name + ".partial")
-    groups = _grouped(record.shard_map.spec.variables, max_file_bytes)
+    groups = grouped(record.shard_map.spec.variables, max_file_bytes)
     forms = [
         FileForm.of(
             SINGLE_NAME if len(groups) == 1 else numbered("model", number, len(groups)),
@@ -91,7 +96,7 @@ def _write(source: ModelFiles, record: ModelRecord, forms: Sequence[FileForm], f
     if len(forms) > 1:
         files = {name: form.name for form in forms for name in form.at}
         total = sum(v.nbytes for v in record.shard_map.spec.variables)
-        write_file(folder / INDEX_NAME, index_json(files, total))
+        write_file(folder / INDEX_NAME, index_json(files, {"total_size": total}))
 
 
 def _copy(source: ModelFiles, record: ModelRecord, form: FileForm, path: Path) -> None:
@@ -107,21 +112,6 @@ def _copy(source: ModelFiles, record: ModelRecord, form: FileForm, path: Path) -
                 part = buffer[: min(CHECKED_BYTES, piece.nbytes - begin)]
                 source.read(piece, begin, begin + len(part), part)
                 file.write(part, at + begin)
-
-
-def _grouped(variables: Sequence[Variable], max_file_bytes: int) -> list[list[Variable]]:
-    """Variables in their order, in groups up to the size limit; no group for no variables."""
-    if not variables:
-        return []
-    groups: list[list[Variable]] = [[]]
-    room = max_file_bytes
-    for variable in variables:
-        if variable.nbytes > room and groups[-1]:
-            groups.append([])
-            room = max_file_bytes
-        groups[-1].append(variable)
-        room -= variable.nbytes
-    return groups
 
 
 def export_tables(

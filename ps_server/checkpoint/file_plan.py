@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 from urllib.parse import quote
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
-from ps_protocol.model.spec import DType, ShardMap, Slice
+from ps_protocol.model.spec import DType, ShardMap, Slice, Variable
 from ps_server.checkpoint.files import MANIFEST_NAME
 
 _CODES = MappingProxyType(
@@ -38,6 +39,9 @@ _ALIGNMENT_BYTES = 64
 #: Required by Hugging Face loaders.
 _METADATA = MappingProxyType({"format": "pt"})
 
+MAX_FILE_BYTES = 5_000_000_000
+"""The limit that Hugging Face's save_pretrained uses."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
@@ -53,6 +57,9 @@ class TensorForm:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+T = TypeVar("T", TensorForm, Variable)
+
+
 @dataclass(frozen=True, slots=True)
 class FileForm:
     """A safetensors file before it is written."""
@@ -65,13 +72,13 @@ class FileForm:
     size_bytes: int
 
     @classmethod
-    def of(cls, name: str, tensors: Sequence[TensorForm]) -> FileForm:
-        """Lay out ``tensors`` one after the other.
+    def of(cls, name: str, tensors: Sequence[TensorForm], metadata: Mapping[str, str] = _METADATA) -> FileForm:
+        """Lay out ``tensors`` one after the other; ``metadata`` is what the format calls so.
 
         Raises InvalidRequest for a name that the format cannot hold, or holds already.
         """
         _check_names(name, tensors)
-        header: dict[str, object] = {"__metadata__": dict(_METADATA)}
+        header: dict[str, object] = {"__metadata__": dict(metadata)}
         begins: dict[str, int] = {}
         position = 0
         for tensor in in_file_order(tensors):
@@ -89,14 +96,27 @@ class FileForm:
         return cls(name, head, {key: len(head) + begin for key, begin in begins.items()}, len(head) + position)
 
 
+def grouped(tensors: Iterable[T], max_file_bytes: int) -> list[list[T]]:
+    """Tensors in their order, in groups up to the size limit; no group for no tensors."""
+    groups: list[list[T]] = []
+    room = 0
+    for tensor in tensors:
+        if tensor.nbytes > room or not groups:
+            groups.append([])
+            room = max_file_bytes
+        groups[-1].append(tensor)
+        room -= tensor.nbytes
+    return groups
+
+
 def in_file_order(tensors: Iterable[TensorForm]) -> list[TensorForm]:
     """Wide dtypes first, so that every tensor is aligned for its dtype; otherwise in the given order."""
     return sorted(tensors, key=lambda t: -t.dtype.itemsize)
 
 
-def index_json(files: Mapping[str, str], total_bytes: int) -> bytes:
-    """A Hugging Face index: ``files`` names the file of each tensor, ``total_bytes`` is the size of all tensors."""
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(files.items()))}
+def index_json(files: Mapping[str, str], metadata: Mapping[str, str | int]) -> bytes:
+    """A Hugging Face index: ``files`` names the file of each tensor; a checkpoint's metadata has its "total_size"."""
+    index = {"metadata": dict(metadata), "weight_map": dict(sorted(files.items()))}
     return json.dumps(index, ensure_ascii=False, indent=2).encode()
 
 
