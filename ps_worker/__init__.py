@@ -48,6 +48,7 @@ from ps_protocol.errors import (
     UnknownModel,
     UnknownShard,
     UnsupportedOptimizer,
+    VersionGone,
 )
 from ps_worker import files, optimizers, rows, security, tables
 from ps_worker.cluster import Cluster
@@ -56,6 +57,7 @@ from ps_worker.optimizer import PsOptimizer as Optimizer
 from ps_worker.step.summary import StepSummary
 from ps_worker.strategies.base import Strategy
 from ps_worker.strategies.registry import strategy
+from ps_worker.weights import Version, subscribe
 
 if TYPE_CHECKING:
     from ps_worker import admin, feed
@@ -100,6 +102,8 @@ __all__ = [
     "UnknownModel",
     "UnknownShard",
     "UnsupportedOptimizer",
+    "Version",
+    "VersionGone",
     "admin",
     "connect",
     "feed",
@@ -108,6 +112,7 @@ __all__ = [
     "rows",
     "security",
     "strategy",
+    "subscribe",
     "tables",
 ]
 

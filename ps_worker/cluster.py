@@ -27,6 +27,7 @@ from ps_worker.model.bindings import Source
 from ps_worker.model.declare import BufferPolicy, named_arguments
 from ps_worker.on_shards import adopt_optimizer, declare_optimizer
 from ps_worker.optimizer import PsOptimizer
+from ps_worker.publishing import Publishing
 from ps_worker.session.reporting import plain_metrics
 from ps_worker.session.session import Session
 from ps_worker.session.terminate import Terminated, leave_reason, warn_of_no_step
@@ -59,6 +60,7 @@ class Cluster:
         session.check_own_servers = embedded.check if embedded is not None else session.check_own_servers
         self._models = TrainedModels(session, name or "model")
         self._collectives = Collectives(session, self._models)
+        self._publishing = Publishing(session)
         self._datasets = Datasets(session, self._models.idle, f"{name}-data" if name else "data")
         #: This process has left the job; it has called ``follow``, as workers may do too.
         self._left = self._followed = False
@@ -491,6 +493,47 @@ class Cluster:
         self._followed = True
         return follow(self._session, model, name, min_interval_seconds)
 
+    def publish(
+        self,
+        name: str,
+        source: PsOptimizer | torch.nn.Module | None = None,
+        *,
+        step: int,
+        metadata: Mapping[str, Any] | None = None,
+        keep: int = 8,
+        wait: bool = False,
+    ) -> int:
+        """Publish the weights of a model, as all shards have them now, as the next version of a name.
+
+        Readers get it with ``ps_worker.subscribe``: parameters and buffers of one point of the job on all shards, which
+        contain at least what this worker has pushed. Shards that keep their state on disk keep versions there, too. One
+        worker of a job publishes; others would make versions of their own.
+
+        Args:
+            name: What is published, as "policy": letters, digits, ".", "_" and "-".
+            source: Optimizer of the model, or the module. None: the only model of this worker.
+            step: Number of the training step, for readers; it is not interpreted.
+            metadata: More for readers: what JSON has, 16 KiB at most.
+            keep: How many versions are kept. Older ones are removed, unless they are pinned or being read.
+            wait: Return when the version is committed. False: as soon as all shards have taken it, while they write it.
+                If a shard is lost before it is committed, the log says so, and its number goes to the next version.
+
+        Returns:
+            The number of the version: 1, 2, 3, …
+
+        Raises:
+            InvalidRequest: Name, step, metadata or ``keep`` cannot be, or the name belongs to another model.
+            Unavailable: A shard or the coordinator stays away.
+            NotReady: The model has no values yet.
+            StorageFull: With ``wait``: a shard has no room for it.
+            PermissionDenied: This process may not publish.
+            Fenced: This process has lost its place in the job.
+        """
+        self._workers_only("publish()", "a worker publishes; ps_worker.subscribe(name) reads")
+        model = self._models.find(source)
+        model.finish()
+        return self._publishing.publish(name, model.name, step, metadata, keep, wait=wait)
+
     def set_mode(
         self,
         mode: str,
@@ -581,6 +624,7 @@ class Cluster:
                     ending.callback(leases.end)
                 if not reason and not self._left:
                     self._models.flush()
+                    self._publishing.finish()
                     self._warn_of_nothing_done()
                 elif terminated and not self._left:
                     self._session.termination.finish(self._models.finish)

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
+import torch
+
 from ps_protocol.cluster.view import ClosedModelAsk
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.logs import EventLogger
 from ps_worker.deadlock_avoidance import DeadlockAvoidance, no_op_steps, worker_clocks
 from ps_worker.session.session import Session
@@ -46,6 +48,25 @@ class TrainedModels:
     def held(self) -> dict[int, str]:
         """Name of the model of each parameter that is trained, by ``id`` of the parameter."""
         return {id(p): name for name, model in self._models.items() for p in model.parameters}
+
+    def find(self, source: torch.optim.Optimizer | torch.nn.Module | None) -> RemoteModel:
+        """The model that an optimizer or a module is trained as; None: the only one. Raises InvalidRequest."""
+        if source is None:
+            found = list(self)
+        else:
+            groups = (
+                source.param_groups if isinstance(source, torch.optim.Optimizer) else [{"params": source.parameters()}]
+            )
+            wanted = {id(parameter) for group in groups if "table" not in group for parameter in group["params"]}
+            found = [model for model in self if wanted & set(map(id, model.parameters))]
+        if len(found) != 1:
+            raise InvalidRequest(
+                "it is not clear which model is meant" if found else "no model of this worker is meant",
+                expected="an optimizer or a module of one of these models: " + (", ".join(self._models) or "none"),
+                actual=", ".join(model.name for model in found) or type(source).__name__,
+                remedy="give the optimizer that cluster.optimizer() returned",
+            )
+        return found[0]
 
     def table_modules(self) -> list[TableModule]:
         """Return the modules of all models whose rows are in tables."""

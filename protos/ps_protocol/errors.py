@@ -35,6 +35,7 @@ class ErrorCode(enum.IntEnum):
     UNAUTHENTICATED = 18
     PERMISSION_DENIED = 19
     MODEL_RELEASED = 20
+    VERSION_GONE = 21
 
 
 class PsError(Exception):
@@ -177,6 +178,12 @@ class ModelReleased(Refused):
     """The model was released: the shards have dropped it, and its name may be that of another one."""
 
     code = ErrorCode.MODEL_RELEASED
+
+
+class VersionGone(Refused):
+    """A published version is not there any more: it was removed, or a shard that held a part of it has lost it."""
+
+    code = ErrorCode.VERSION_GONE
 
 
 class TableFull(Refused):

@@ -53,6 +53,8 @@ LogEvent = Literal[
     "snapshot.failed",
     "checkpoint",
     "checkpoint.failed",
+    "weights",
+    "weights.failed",
     "mode.waits",
     "move",
     "move.failed",

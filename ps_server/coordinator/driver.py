@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +29,15 @@ from ps_protocol.cluster.view import (
     Role,
     StandbyReport,
 )
+from ps_protocol.cluster.weights import (
+    FollowAnswer,
+    FollowAsk,
+    PublishAsk,
+    WeightsPiece,
+    WeightsPin,
+    WeightsState,
+    WeightsVersion,
+)
 from ps_protocol.errors import PlaceTaken, Unavailable
 from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
@@ -44,6 +53,7 @@ from ps_server.coordinator.membership.scaling import WantedSize, scaled
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.persistence.saved_facts import place_as_saved
 from ps_server.coordinator.placement.declaration import PlacementPlan
+from ps_server.coordinator.publications import PublishPlan
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.views import Publisher
 
@@ -307,7 +317,50 @@ class Driver:
 
     def release_model(self, model: str, epoch: int = 0) -> int:
         """See PlacementState.release."""
-        return self._settle(self._state.placement.release(model, epoch))
+        decision = self._state.placement.release(model, epoch)
+        # Before the first of them is written: a restart finds both or none.
+        dropped = self._state.publications.drop_model(model) if decision.reason else StateChange(None)
+        size_bytes = self._settle(decision)
+        self._settle(dropped)
+        return size_bytes
+
+    # Published weights
+
+    def plan_publication(self, rank: int, incarnation: int, ask: PublishAsk) -> PublishPlan:
+        """See Publications.plan. Raises Fenced, UnknownModel, ModelReleased."""
+        self._state.membership.find(Role.WORKER, rank, incarnation)
+        self._state.placement.shard_map(ask.model)
+        return self._state.publications.plan(ask)
+
+    def commit_publication(self, ask: PublishAsk, number: int, pieces: Iterable[WeightsPiece]) -> WeightsVersion:
+        """See Publications.commit. Raises UnknownModel or ModelReleased where the model was released meanwhile."""
+        self._state.placement.shard_map(ask.model)
+        return self._settle(self._state.publications.commit(ask, number, pieces, self._clock(), self._now()))
+
+    def newest_version(self, name: str) -> WeightsVersion:
+        """See Publications.newest."""
+        return self._state.publications.newest(name)
+
+    async def follow_weights(self, ask: FollowAsk, wait_seconds: float) -> FollowAnswer:
+        """See Publications.follow; waits up to ``wait_seconds`` (30 s at most) for a version that is newer."""
+
+        def follow() -> FollowAnswer:
+            state = self._state
+            finished = state.view.finished
+            return state.publications.follow(ask, state.membership.shard_homes, self._clock(), finished=finished)
+
+        def answered(answer: FollowAnswer) -> bool:
+            return answer.version is not None or answer.finished or ask.leaves
+
+        return await self._publisher.repeat(follow, answered, wait_seconds)
+
+    def pin_weights(self, name: str, pin: WeightsPin, seconds: float) -> None:
+        """See Publications.pin."""
+        self._settle(self._state.publications.pin(name, pin, seconds, self._now()))
+
+    def weights(self) -> tuple[WeightsState, ...]:
+        """See Publications.states."""
+        return self._state.publications.states(self._state.membership.shard_homes, self._clock())
 
     def begin_move(self, move: str) -> int:
         """See PlacementState.begin_move."""

@@ -39,6 +39,7 @@ from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import CheckpointMade, Checkpoints
 from ps_server.coordinator.jobs.ending import end_with_job
 from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.jobs.publish_runner import PublishRunner
 from ps_server.coordinator.membership.admission import MOST_SHARDS
 from ps_server.coordinator.metrics import COORDINATOR, CoordinatorMetrics, targets
 from ps_server.coordinator.persistence.cluster_records import from_rows
@@ -106,7 +107,10 @@ async def serve(
     moves = MoveRunner(driver, checkpoints.busy)
     kept = config.engine if isinstance(config.engine, KeptRequest) else None
     scaling = JobScaling(driver, moves, config.engine, time.monotonic)
-    service = CoordinatorService(driver, checkpoints, moves, recorder, access.sessions, limit_counts, kept, scaling)
+    publishing = PublishRunner(driver, checkpoints.busy)
+    service = CoordinatorService(
+        driver, checkpoints, moves, recorder, access.sessions, limit_counts, kept, scaling, publishing
+    )
     metrics: MetricsServer | None = None
     page: PageServer | None = None
     server = await grpc_server.start(
@@ -147,6 +151,7 @@ async def serve(
         for each in (*ends, watching, recording, adapting, scaling_task):
             each.cancel()
         await moves.stop()
+        await publishing.stop()
         if driver.failed.is_set():
             # A checkpoint would contain the data leases and phases of an older journal.
             running.cancel()

@@ -14,6 +14,7 @@ import grpc
 from ps_protocol import times
 from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.view import ClusterView, Member, Role, StandbyReport
+from ps_protocol.cluster.weights import WeightsPin
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
@@ -22,6 +23,7 @@ from ps_protocol.wire.convert import cluster as convert
 from ps_protocol.wire.convert.cluster import LEASE_ANSWER, LEASE_ASK, SCALE_ASK, SCALE_ORDER, history_to_pb
 from ps_protocol.wire.convert.exchange import exchange_state_to_pb
 from ps_protocol.wire.convert.model import CONSISTENCY
+from ps_protocol.wire.convert.weights import FOLLOW_ANSWER, FOLLOW_ASK, PUBLISH_ASK, STATE
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
@@ -31,6 +33,7 @@ from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.declaring import DeclarationThread
 from ps_server.coordinator.jobs.mode_runner import ModeRunner
 from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.jobs.publish_runner import PublishRunner
 from ps_server.coordinator.jobs.release_runner import ReleaseRunner
 from ps_server.coordinator.membership.sessions import SessionIssuer
 from ps_server.coordinator.placement.job_limits import NAME_REMEDY, check_length
@@ -66,6 +69,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         limit_counts: LimitCounts | None = None,
         kept_request: KeptRequest | None = None,
         scaling: JobScaling | None = None,
+        publishing: PublishRunner | None = None,
     ) -> None:
         """``sessions`` gives members their session tokens; None: nobody is authenticated. ``limit_counts``: of the
         server. ``kept_request``: the engine, if the program that starts workers polls for requests.
@@ -78,6 +82,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._moves = moves or MoveRunner(driver, self._checkpoints.busy)
         self._releases = ReleaseRunner(driver, self._checkpoints.busy)
         self._modes = ModeRunner(driver, self._checkpoints.busy)
+        self._publishing = publishing or PublishRunner(driver, self._checkpoints.busy)
         self._declaring = DeclarationThread(driver)
         self._views = ViewEncoder()
         self._kept_request = kept_request or KeptRequest()
@@ -272,6 +277,39 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         async with translated(context), aclosing(self._scaling.scale(SCALE_ASK.from_pb(request))) as steps:
             async for step in steps:
                 yield pb.ScaleProgress(text=step.text, done=step.done)
+
+    async def Publish(  # noqa: N802
+        self, request: pb.PublishRequest, context: Context
+    ) -> AsyncIterator[pb.PublishReply]:
+        """A version of the weights of a model: when the shards have taken it, and when it is committed."""
+        async with translated(context):
+            check_member(Role.WORKER, request.rank, request.incarnation)
+            ask = PUBLISH_ASK.from_pb(request)
+            async with aclosing(self._publishing.publish(request.rank, request.incarnation, ask)) as steps:
+                async for number, committed in steps:
+                    yield pb.PublishReply(number=number, committed=committed)
+
+    async def FollowWeights(  # noqa: N802
+        self, request: pb.FollowWeightsRequest, context: Context
+    ) -> pb.FollowWeightsReply:
+        """The newest version of a name, after waiting for one that is newer than the reader's."""
+        async with translated(context):
+            wait = _wait_seconds(request.wait_seconds, context)
+            return FOLLOW_ANSWER.to_pb(await self._driver.follow_weights(FOLLOW_ASK.from_pb(request), wait))
+
+    async def PinWeights(  # noqa: N802
+        self, request: pb.PinWeightsRequest, context: Context
+    ) -> pb.PinWeightsReply:
+        """A version kept for some time."""
+        async with translated(context):
+            pin = WeightsPin(request.number, printable(request.holder[:_MAX_REASON]), 0.0)
+            self._driver.pin_weights(request.name, pin, request.seconds)
+            return pb.PinWeightsReply()
+
+    async def GetWeights(self, request: pb.GetWeightsRequest, context: Context) -> pb.GetWeightsReply:  # noqa: N802
+        """What is published, and who reads it."""
+        async with translated(context):
+            return pb.GetWeightsReply(names=STATE.all_to_pb(self._driver.weights()))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.ClusterStatus:  # noqa: N802
         """Members with their last statistics."""

@@ -13,14 +13,16 @@ from ps_server.coordinator.membership.scaling import Scaling, WantedSize, scaled
 from ps_server.coordinator.membership.state import STARTS, MembershipState
 from ps_server.coordinator.persistence.cluster_records import ClusterRecords
 from ps_server.coordinator.placement.state import PlacementState
+from ps_server.coordinator.publications import Publications
 from ps_server.coordinator.settings import ClusterSettings, check_consistency, check_same_job
 
 
 class ClusterState:
     """The cluster as one state machine. Called by the driver, from one loop; does no I/O and reads no clock.
 
-    Times are seconds of any steady clock. An event that raises has changed nothing. ``membership`` and ``placement``
-    handle the events of members and of models, and share the view with this class, which handles events of both.
+    Times are seconds of any steady clock. An event that raises has changed nothing. ``membership``, ``placement``
+    and ``publications`` handle the events of members, of models and of published weights; the first two share the view
+    with this class, which handles events of both.
     """
 
     def __init__(self, settings: ClusterSettings, phase: int = 0) -> None:
@@ -38,6 +40,7 @@ class ClusterState:
         self._scaling = Scaling()
         self.membership = MembershipState(settings, self._view, phase, self._scaling)
         self.placement = PlacementState(settings.partition, settings.limits, self._view)
+        self.publications = Publications()
 
     @classmethod
     def restore(cls, settings: ClusterSettings, records: ClusterRecords, now: float) -> ClusterState:
@@ -66,6 +69,7 @@ class ClusterState:
             wanted_shards=_count(state.wanted.shards),
         )
         state.placement.uses.restore(records.uses)
+        state.publications.restore(records.publications)
         if is_over:
             state._view.change(started=False, finished=False)
         if records.moving:
@@ -90,6 +94,7 @@ class ClusterState:
             uses=self.placement.uses.records,
             released=self.view.released,
             wanted=self.wanted,
+            publications=self.publications.records,
         )
 
     @property

@@ -43,6 +43,7 @@ STATUS = MappingProxyType(
         ErrorCode.PLACE_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
         ErrorCode.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
         ErrorCode.MODEL_RELEASED: grpc.StatusCode.NOT_FOUND,
+        ErrorCode.VERSION_GONE: grpc.StatusCode.NOT_FOUND,
         ErrorCode.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
     }
 )

@@ -231,7 +231,7 @@ class ChangeFeed:
         model = await self._registry.model(request.model, request.epoch)
         _check_table(model.layout, request.table)
         table = model.tables[request.table]
-        lineage = self._lineages.setdefault(table, self._name())
+        lineage = self._lineage(table)
         width = table.spec.width if request.with_state else table.spec.dim
         cursor = request.cursor
         since = FeedPosition(cursor.updates, cursor.changes) if cursor.lineage == lineage else None
@@ -242,6 +242,25 @@ class ChangeFeed:
             await reader.run(since, follow=request.follow)
         finally:
             self._readers.discard(reader)
+
+    async def positions(self, model: ShardModel) -> list[tuple[str, pb.FeedCursor]]:
+        """The name of each table of ``model``, and where a reader stands that has all of it as it is now."""
+        if not model.tables:
+            return []
+
+        def read(tables: Sequence[ShardTable]) -> list[tuple[int, int]]:
+            return [(table.updates, table.changes) for table in tables]
+
+        return [
+            (
+                table.spec.name,
+                pb.FeedCursor(lineage=self._lineage(table), updates=updates, changes=changes),
+            )
+            for table, (updates, changes) in zip(model.tables, await model.rows.read(read), strict=True)
+        ]
+
+    def _lineage(self, table: ShardTable) -> str:
+        return self._lineages.setdefault(table, self._name())
 
     @property
     def lags(self) -> list[tuple[str, str, int]]:

@@ -171,10 +171,20 @@ class ShardProcess:
         feed = LogFeed(config.shard, registry, storage.kept[1], replication) if storage.kept else None
         side_channels = SideChannels(config.side_channels, self._security, self.limit_counts)
         fence = Fence(config.shard, registry)
-        service = ShardService(config.shard, registry, self._counters, side_channels, feed, fence)
+        service = ShardService(
+            config.shard,
+            registry,
+            self._counters,
+            side_channels,
+            feed,
+            fence,
+            storage.folder,
+            sync=config.storage.fsync,
+        )
         metrics = ShardMetrics(self._counters, registry, executor, storage, service, feed)
         server = None
         try:
+            await asyncio.to_thread(service.weights.recover)
             server = await grpc_server.start(
                 config.bind,
                 config.port,
@@ -205,6 +215,7 @@ class ShardProcess:
                 await server.stop(END_SECONDS if self._gently else 0.0)
             if feed:
                 await feed.close(Unavailable(f"shard {config.shard} stops"))
+            await service.weights.close()
             await side_channels.close()
             await registry.peers.close()
             await registry.sources.close()

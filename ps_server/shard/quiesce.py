@@ -8,7 +8,7 @@ every shard or of none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +116,22 @@ class Quiescence:
                     for table, copy in copies.items():
                         self._bases.wrote(table, folder, copy)
         return standings, parts
+
+    async def take(
+        self, name: str, targets: Sequence[ModelPosition], hold: Callable[[ShardModel], Awaitable[None]]
+    ) -> list[ModelPosition]:
+        """Catch up with ``targets``, have ``hold`` take what it wants of each model there, and resume.
+
+        Returns where the models stood. Raises as ``catch_up``, and what ``hold`` raises.
+        """
+        with self._kept(name):
+            models = await self._catch_up(name, targets)
+            standings = [_standing(model) for model in models]
+            for model in models:
+                await hold(model)
+            self._check(name, self._reached)
+            self.resume(name)
+        return standings
 
     async def restore(self, folder: Path) -> list[str]:
         """Put the checkpoint in ``folder`` into the models it holds. Raises ModelMismatch, DamagedData, ConfigError."""

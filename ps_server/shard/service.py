@@ -30,6 +30,7 @@ from ps_protocol.wire.convert.step import request_from_bytes
 from ps_server.checkpoint.messages import part_to_pb
 from ps_server.consistency import WorkerKey
 from ps_server.consistency.tracker_state import position_from_pb, pushes_to_pb, worker_from_pb
+from ps_server.log.folder import DataFolder
 from ps_server.optimizers.state import describe, tensor_bytes
 from ps_server.serving.authorization import check_member
 from ps_server.serving.rpc_errors import parsed, translated
@@ -56,6 +57,7 @@ from ps_server.shard.transport.grpc_stream import (
     write,
 )
 from ps_server.shard.transport.side_channels import SideChannels
+from ps_server.shard.weights import HeldWeights
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Shard"].full_name
 
@@ -73,8 +75,13 @@ class ShardService:
         side_channels: SideChannels,
         feed: LogFeed | None = None,
         fence: Fence | None = None,
+        folder: DataFolder | None = None,
+        *,
+        sync: bool = False,
     ) -> None:
-        """``feed`` serves the log to a standby, if there is one; ``fence``: who may change this shard; None: nobody."""
+        """``feed`` serves the log to a standby, if there is one; ``fence``: who may change this shard; None: nobody.
+        ``folder``: where published weights are kept; None: in memory. ``sync``: they survive a loss of power there.
+        """
         self._shard = shard
         self._fence = fence or Fence(shard, registry)
         self._feed = feed
@@ -83,6 +90,10 @@ class ShardService:
         self._registry = registry
         self._rows = RowsService(registry, self._fence)
         self._changes = ChangeFeed(registry)
+        self._directory = folder.identity.directory if folder else ""
+        #: What is published of the models here.
+        kept = folder.path / "weights" if folder else None
+        self.weights = HeldWeights(registry, self._changes.positions, kept, sync=sync)
         self._counters = counters
         self._side_channels = side_channels
         self._open_checks = OpenChecks(shard, registry.context.promises)
@@ -106,6 +117,7 @@ class ShardService:
             "GetRows": (self._rows.get_rows, pb.GetRowsRequest),
             "SaveBuckets": (self._rows.save_buckets, pb.SaveBucketsRequest),
             "Feed": (self._changes.serve, pb.FeedRequest),
+            "GetPiece": (self.weights.serve, pb.GetPieceRequest),
         }
         asked: Mapping[str, tuple[_Handler, type[Message]]] = {
             "GetModel": (self.get_model, pb.GetModelRequest),
@@ -116,6 +128,8 @@ class ShardService:
             "StageReshard": (self.stage_reshard, pb.StageReshardRequest),
             "Resume": (self.resume, pb.ResumeRequest),
             "Restore": (self.restore, pb.RestoreRequest),
+            "TakePiece": (self.take_piece, pb.TakePieceRequest),
+            "FinishPiece": (self.finish_piece, pb.FinishPieceRequest),
             "GetRoundNorm": (self.get_round_norm, pb.RoundNormRequest),
         }
         for name, (handler, kind) in read.items():
@@ -300,6 +314,26 @@ class ShardService:
         models, parts = await self._quiescence.capture(request.quiesce, targets, folder, max(1, request.full_every))
         return pb.CaptureReply(
             models=POSITION.all_to_pb(models), parts=[part_to_pb(part, state) for part, state in parts]
+        )
+
+    async def take_piece(self, request: pb.TakePieceRequest, context: Context) -> pb.TakePieceReply:
+        """Take a piece of a version at this quiesce; training goes on."""
+        if len(request.models) != 1:
+            raise InvalidRequest("a version is of one model", actual=f"{len(request.models)} models")
+
+        async def hold(model: ShardModel) -> None:
+            await self.weights.take(model, request.name, request.number)
+
+        reached = await self._quiescence.take(request.quiesce, POSITION.all_from_pb(request.models), hold)
+        self.weights.keep(request.name, request.kept)
+        return pb.TakePieceReply(models=POSITION.all_to_pb(reached))
+
+    async def finish_piece(self, request: pb.FinishPieceRequest, context: Context) -> pb.FinishPieceReply:
+        """The piece that was taken, once it is written."""
+        piece = await self.weights.finish(request.name, request.number)
+        form = piece.native
+        return pb.FinishPieceReply(
+            checksum=form.checksum, size_bytes=len(form.data), directory=self._directory if piece.path else ""
         )
 
     async def catch_up(self, request: pb.CatchUpRequest, context: Context) -> pb.CatchUpReply:

@@ -586,6 +586,11 @@ class RehearsedCluster(Cluster):
         """Raises ConfigError."""
         raise ConfigError("a rehearsal has the workers that it began with", remedy="leave scale() out")
 
+    def publish(self, *arguments: Any, **named: Any) -> int:
+        """Publishes nothing: a rehearsal has no readers."""
+        self._worker.note("publish publishes nothing here")
+        return 0
+
     def follow(self, *arguments: Any, **named: Any) -> Iterator[int]:
         """Raises ConfigError."""
         raise ConfigError("a rehearsal cannot follow a model: that waits on real time", remedy="leave follow() out")

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -21,6 +21,7 @@ from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import ClosedModelAsk, ClusterView, JoinRequest, Member, Role
+from ps_protocol.cluster.weights import PublishAsk
 from ps_protocol.errors import ModelReleased, NotReady, Retryable, StateLost, Unavailable, UnknownModel
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
@@ -325,6 +326,10 @@ class Session:
         """Change the mode of the whole job. Raises InvalidRequest when it does not fit the job."""
         # The coordinator answers when all shards have the mode, which takes as long as their pushes do.
         self._persist(lambda seconds: self._client.set_consistency(consistency, max(seconds, SHARD_CALL_SECONDS)))
+
+    def publish(self, ask: PublishAsk) -> Iterator[tuple[int, bool]]:
+        """See CoordinatorClient.publish. Called in a thread."""
+        return self._client.publish(self._membership.member, ask)
 
     def scale(
         self, ask: ScaleAsk, wait: bool, timeout_seconds: float | None, security: SecuritySettings | None = None

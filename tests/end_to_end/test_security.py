@@ -11,11 +11,13 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
+import ps_worker
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.lease import MemberLease
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.job_state import expiring
 from ps_protocol.cluster.view import JoinRequest, Member, Role
+from ps_protocol.cluster.weights import PublishAsk
 from ps_protocol.errors import Fenced, NonFiniteGradient, PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.security import callers, expiry, tls
@@ -76,6 +78,30 @@ def test_a_job_with_a_standby_trains_and_is_read(lab, tmp_path):
             read = torch.nn.Linear(3, 2)
             next(reader.follow(read))
         assert torch.equal(read.weight, trained.weight)
+
+
+def test_a_reader_reads_published_weights_and_may_not_publish(lab):
+    with running_job(shards=2, workers=1, lab=lab) as job:
+        model, read = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        cluster = job.cluster()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        assert cluster.publish("policy", optimizer, step=1, wait=True) == 1
+        settings = lab.settings("reader", role=AccessRole.READER)
+        with ps_worker.subscribe("policy", coordinator=job.address, security=settings) as versions:
+            next(versions).apply_(read)
+        assert torch.equal(read.weight, model.weight)
+        ask = PublishAsk("policy", "model", 1, "{}", 8, "token")
+        with (
+            CoordinatorClient(job.address, Security(settings, AccessRole.READER)) as client,
+            pytest.raises(PermissionDenied, match="worker"),
+        ):
+            list(client.publish(Member(Role.WORKER, 0, 1), ask))
+        viewer = lab.settings("viewer", role=AccessRole.VIEWER)
+        with (
+            ps_worker.subscribe("policy", coordinator=job.address, security=viewer) as versions,
+            pytest.raises(PermissionDenied, match="reader"),
+        ):
+            next(versions)
 
 
 def test_slices_move_and_rest_in_a_checkpoint(lab, tmp_path):

@@ -52,6 +52,9 @@ def messages(method: str, worker: pb.WorkerId) -> list[Any]:
         "GetRows": [pb.GetRowsRequest(model="model")],
         "SaveBuckets": [pb.SaveBucketsRequest(model="model")],
         "Feed": [pb.FeedRequest(model="model")],
+        "TakePiece": [pb.TakePieceRequest(quiesce="cut", name="policy", number=1, models=[pb.ModelCut(model="model")])],
+        "FinishPiece": [pb.FinishPieceRequest(name="policy", number=1)],
+        "GetPiece": [pb.GetPieceRequest(name="policy", number=1)],
         "GetRoundNorm": [pb.RoundNormRequest(model="model")],
     }[method]
 
@@ -96,6 +99,7 @@ def test_every_method_is_for_readers_or_behind_a_fence() -> None:
         "SaveBuckets",
         "Feed",
         "GetRoundNorm",
+        "GetPiece",
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -31,8 +31,10 @@ from ps_protocol.cluster.view import (
     MemberStats,
     StandbyReport,
 )
+from ps_protocol.cluster.weights import FollowAnswer, FollowAsk, PublishAsk, WeightsState
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.client_errors import translate
 from ps_protocol.security.credentials import SESSION, SessionCredential
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import coordinator_pb2 as pb
@@ -41,6 +43,7 @@ from ps_protocol.wire.convert.cluster import LEASE_ANSWER, LEASE_ASK, SCALE_ASK,
 from ps_protocol.wire.convert.exchange import exchange_state_from_pb, exchange_to_pb
 from ps_protocol.wire.convert.fields import message_of
 from ps_protocol.wire.convert.model import CONSISTENCY, SHARD_MAP, SPEC
+from ps_protocol.wire.convert.weights import FOLLOW_ANSWER, FOLLOW_ASK, PUBLISH_ASK, STATE
 
 
 class MemberSessions:
@@ -205,6 +208,44 @@ class CoordinatorClient:
         return SHARD_MAP.from_pb(
             self._connection.call("GetShardMap", pb.GetShardMapRequest(model=model), timeout_seconds)
         )
+
+    def publish(self, worker: Member, ask: PublishAsk) -> Iterator[tuple[int, bool]]:
+        """Publish a version: its number when the shards have taken it, and again, with True, when it is committed.
+
+        Not repeated here; safe to repeat with the same token. Raises the errors of the coordinator.
+        """
+        request = PUBLISH_ASK.to_pb(ask, rank=worker.index, incarnation=worker.incarnation)
+        replies = self._connection.stub.Publish(
+            request, timeout=times.CHECKPOINT_SECONDS, metadata=self.sessions.metadata(worker), wait_for_ready=True
+        )
+        try:
+            for reply in replies:
+                yield reply.number, reply.committed
+        except grpc.RpcError as error:
+            raise translate(error, self._connection.peer) from error
+        finally:
+            replies.cancel()
+
+    def follow_weights(
+        self, ask: FollowAsk, wait_seconds: float, timeout_seconds: float = times.CALL_SECONDS
+    ) -> FollowAnswer:
+        """What a reader is told of published weights, after waiting up to ``wait_seconds`` for a newer version.
+
+        ``timeout_seconds``: as for ``barrier``. Raises InvalidRequest, VersionGone.
+        """
+        request = FOLLOW_ASK.to_pb(ask, wait_seconds=wait_seconds)
+        return FOLLOW_ANSWER.from_pb(self._connection.call("FollowWeights", request, wait_seconds + timeout_seconds))
+
+    def pin_weights(
+        self, name: str, number: int, holder: str, seconds: float, timeout_seconds: float = times.CALL_SECONDS
+    ) -> None:
+        """Keep a version for ``seconds``; 0: no longer. Raises InvalidRequest, VersionGone."""
+        request = message_of(pb.PinWeightsRequest, name=name, number=number, holder=holder, seconds=seconds)
+        self._connection.call("PinWeights", request, timeout_seconds)
+
+    def get_weights(self, timeout_seconds: float = times.CALL_SECONDS) -> tuple[WeightsState, ...]:
+        """Everything that is published, with its versions, readers and pins."""
+        return STATE.all_from_pb(self._connection.call("GetWeights", pb.GetWeightsRequest(), timeout_seconds).names)
 
     def close_model(
         self, worker: Member, ask: ClosedModelAsk, wait_seconds: float, timeout_seconds: float = times.CALL_SECONDS

@@ -870,3 +870,178 @@ class ReshardProgress(_message.Message):
     batches: int
     pause_seconds: float
     def __init__(self, moved_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., batches: _Optional[int] = ..., pause_seconds: _Optional[float] = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("rank", "incarnation", "name", "model", "step", "metadata", "keep", "token")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    incarnation: int
+    name: str
+    model: str
+    step: int
+    metadata: str
+    keep: int
+    token: str
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., step: _Optional[int] = ..., metadata: _Optional[str] = ..., keep: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
+
+class PublishReply(_message.Message):
+    __slots__ = ("number", "committed")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    committed: bool
+    def __init__(self, number: _Optional[int] = ..., committed: bool = ...) -> None: ...
+
+class WeightsPiece(_message.Message):
+    __slots__ = ("shard", "incarnation", "directory", "checksum", "size_bytes")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    incarnation: int
+    directory: str
+    checksum: bytes
+    size_bytes: int
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., checksum: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class WeightsVersion(_message.Message):
+    __slots__ = ("number", "model", "step", "metadata", "at_seconds", "pieces")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    model: str
+    step: int
+    metadata: str
+    at_seconds: float
+    pieces: _containers.RepeatedCompositeFieldContainer[WeightsPiece]
+    def __init__(self, number: _Optional[int] = ..., model: _Optional[str] = ..., step: _Optional[int] = ..., metadata: _Optional[str] = ..., at_seconds: _Optional[float] = ..., pieces: _Optional[_Iterable[_Union[WeightsPiece, _Mapping]]] = ...) -> None: ...
+
+class FollowWeightsRequest(_message.Message):
+    __slots__ = ("name", "have", "number", "wait_seconds", "reader", "host", "pid", "delta_bytes", "full_bytes", "leaves")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HAVE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DELTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FULL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    have: int
+    number: int
+    wait_seconds: float
+    reader: str
+    host: str
+    pid: int
+    delta_bytes: int
+    full_bytes: int
+    leaves: bool
+    def __init__(self, name: _Optional[str] = ..., have: _Optional[int] = ..., number: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., reader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., full_bytes: _Optional[int] = ..., leaves: bool = ...) -> None: ...
+
+class FollowWeightsReply(_message.Message):
+    __slots__ = ("version", "addresses", "newest", "finished")
+    class AddressesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    version: WeightsVersion
+    addresses: _containers.ScalarMap[int, str]
+    newest: int
+    finished: bool
+    def __init__(self, version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., addresses: _Optional[_Mapping[int, str]] = ..., newest: _Optional[int] = ..., finished: bool = ...) -> None: ...
+
+class PinWeightsRequest(_message.Message):
+    __slots__ = ("name", "number", "holder", "seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    number: int
+    holder: str
+    seconds: float
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., holder: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class PinWeightsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetWeightsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WeightsPin(_message.Message):
+    __slots__ = ("number", "holder", "until_seconds")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    holder: str
+    until_seconds: float
+    def __init__(self, number: _Optional[int] = ..., holder: _Optional[str] = ..., until_seconds: _Optional[float] = ...) -> None: ...
+
+class WeightsReader(_message.Message):
+    __slots__ = ("reader", "host", "pid", "have", "delta_bytes", "full_bytes", "silent_seconds")
+    READER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HAVE_FIELD_NUMBER: _ClassVar[int]
+    DELTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FULL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    reader: str
+    host: str
+    pid: int
+    have: int
+    delta_bytes: int
+    full_bytes: int
+    silent_seconds: float
+    def __init__(self, reader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., have: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., full_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ...) -> None: ...
+
+class WeightsState(_message.Message):
+    __slots__ = ("name", "model", "keep", "newest", "versions", "pins", "readers", "gone")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    keep: int
+    newest: int
+    versions: _containers.RepeatedCompositeFieldContainer[WeightsVersion]
+    pins: _containers.RepeatedCompositeFieldContainer[WeightsPin]
+    readers: _containers.RepeatedCompositeFieldContainer[WeightsReader]
+    gone: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., keep: _Optional[int] = ..., newest: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[WeightsVersion, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[WeightsPin, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[WeightsReader, _Mapping]]] = ..., gone: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetWeightsReply(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedCompositeFieldContainer[WeightsState]
+    def __init__(self, names: _Optional[_Iterable[_Union[WeightsState, _Mapping]]] = ...) -> None: ...

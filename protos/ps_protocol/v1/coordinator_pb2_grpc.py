@@ -120,6 +120,26 @@ class CoordinatorStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ScaleProgress.FromString,
                 _registered_method=True)
+        self.Publish = channel.unary_stream(
+                '/ps_protocol.v1.Coordinator/Publish',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.PublishRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.PublishReply.FromString,
+                _registered_method=True)
+        self.FollowWeights = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/FollowWeights',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.FollowWeightsRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.FollowWeightsReply.FromString,
+                _registered_method=True)
+        self.PinWeights = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/PinWeights',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.PinWeightsRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.PinWeightsReply.FromString,
+                _registered_method=True)
+        self.GetWeights = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/GetWeights',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetWeightsRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetWeightsReply.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/ps_protocol.v1.Coordinator/GetStatus',
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
@@ -268,6 +288,38 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Publish(self, request, context):
+        """Publish the weights of a model, as all shards have them at one point, as the next version of a name. Answers once when
+        that point is reached, and training goes on, and once when the version is committed: readers see it from then on. Safe
+        to repeat with the same token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FollowWeights(self, request, context):
+        """The newest version of a name, as soon as it is above the one that the reader has. Answers after at most wait_seconds;
+        ask again while there is none. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinWeights(self, request, context):
+        """Keep a version for some time although newer ones come, or keep it no longer. Safe to repeat. VERSION_GONE for one that
+        was removed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWeights(self, request, context):
+        """For people and dashboards: every name with its versions, its readers and its pins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """For people and dashboards: members with their last statistics.
         """
@@ -377,6 +429,26 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Scale,
                     request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ScaleRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ScaleProgress.SerializeToString,
+            ),
+            'Publish': grpc.unary_stream_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.PublishRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.PublishReply.SerializeToString,
+            ),
+            'FollowWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.FollowWeights,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.FollowWeightsRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.FollowWeightsReply.SerializeToString,
+            ),
+            'PinWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinWeights,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.PinWeightsRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.PinWeightsReply.SerializeToString,
+            ),
+            'GetWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWeights,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetWeightsRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetWeightsReply.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -853,6 +925,114 @@ class Coordinator(object):
             '/ps_protocol.v1.Coordinator/Scale',
             ps__protocol_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
             ps__protocol_dot_v1_dot_coordinator__pb2.ScaleProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Publish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/Publish',
+            ps__protocol_dot_v1_dot_coordinator__pb2.PublishRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.PublishReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/FollowWeights',
+            ps__protocol_dot_v1_dot_coordinator__pb2.FollowWeightsRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.FollowWeightsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/PinWeights',
+            ps__protocol_dot_v1_dot_coordinator__pb2.PinWeightsRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.PinWeightsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/GetWeights',
+            ps__protocol_dot_v1_dot_coordinator__pb2.GetWeightsRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.GetWeightsReply.FromString,
             options,
             channel_credentials,
             insecure,

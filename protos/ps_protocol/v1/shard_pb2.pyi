@@ -18,6 +18,13 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_SKIPPED: _ClassVar[Outcome]
     OUTCOME_REFUSED: _ClassVar[Outcome]
     OUTCOME_SEPARATE: _ClassVar[Outcome]
+
+class PieceEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PIECE_ENCODING_UNSPECIFIED: _ClassVar[PieceEncoding]
+    PIECE_ENCODING_WHOLE: _ClassVar[PieceEncoding]
+    PIECE_ENCODING_DELTA: _ClassVar[PieceEncoding]
+    PIECE_ENCODING_SAME: _ClassVar[PieceEncoding]
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_APPLIED: Outcome
 OUTCOME_DUPLICATE: Outcome
@@ -26,6 +33,10 @@ OUTCOME_STALE: Outcome
 OUTCOME_SKIPPED: Outcome
 OUTCOME_REFUSED: Outcome
 OUTCOME_SEPARATE: Outcome
+PIECE_ENCODING_UNSPECIFIED: PieceEncoding
+PIECE_ENCODING_WHOLE: PieceEncoding
+PIECE_ENCODING_DELTA: PieceEncoding
+PIECE_ENCODING_SAME: PieceEncoding
 
 class WorkerId(_message.Message):
     __slots__ = ("rank", "incarnation")
@@ -1033,3 +1044,125 @@ class RoundNormReply(_message.Message):
     SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
     squared_norm: float
     def __init__(self, squared_norm: _Optional[float] = ...) -> None: ...
+
+class TakePieceRequest(_message.Message):
+    __slots__ = ("quiesce", "models", "name", "number", "kept")
+    QUIESCE_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    quiesce: str
+    models: _containers.RepeatedCompositeFieldContainer[ModelCut]
+    name: str
+    number: int
+    kept: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, quiesce: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., name: _Optional[str] = ..., number: _Optional[int] = ..., kept: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TakePieceReply(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelCut]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ...) -> None: ...
+
+class FinishPieceRequest(_message.Message):
+    __slots__ = ("name", "number")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    number: int
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class FinishPieceReply(_message.Message):
+    __slots__ = ("checksum", "size_bytes", "directory")
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    checksum: bytes
+    size_bytes: int
+    directory: str
+    def __init__(self, checksum: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class PieceTensor(_message.Message):
+    __slots__ = ("variable", "row_begin", "row_end", "checksum")
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    ROW_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    ROW_END_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    variable: _common_pb2.Variable
+    row_begin: int
+    row_end: int
+    checksum: bytes
+    def __init__(self, variable: _Optional[_Union[_common_pb2.Variable, _Mapping]] = ..., row_begin: _Optional[int] = ..., row_end: _Optional[int] = ..., checksum: _Optional[bytes] = ...) -> None: ...
+
+class PieceTable(_message.Message):
+    __slots__ = ("table", "cursor")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    cursor: FeedCursor
+    def __init__(self, table: _Optional[str] = ..., cursor: _Optional[_Union[FeedCursor, _Mapping]] = ...) -> None: ...
+
+class PieceManifest(_message.Message):
+    __slots__ = ("name", "number", "model", "shard", "variables", "tensors", "tables", "epoch")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    number: int
+    model: str
+    shard: int
+    variables: int
+    tensors: _containers.RepeatedCompositeFieldContainer[PieceTensor]
+    tables: _containers.RepeatedCompositeFieldContainer[PieceTable]
+    epoch: int
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., model: _Optional[str] = ..., shard: _Optional[int] = ..., variables: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[PieceTensor, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[PieceTable, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class GetPieceRequest(_message.Message):
+    __slots__ = ("name", "number", "checksum", "dtype", "have", "have_checksum")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    HAVE_FIELD_NUMBER: _ClassVar[int]
+    HAVE_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    number: int
+    checksum: bytes
+    dtype: _common_pb2.DType
+    have: int
+    have_checksum: bytes
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., checksum: _Optional[bytes] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., have: _Optional[int] = ..., have_checksum: _Optional[bytes] = ...) -> None: ...
+
+class PieceLink(_message.Message):
+    __slots__ = ("number", "encodings", "sizes")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ENCODINGS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    encodings: _containers.RepeatedScalarFieldContainer[PieceEncoding]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., encodings: _Optional[_Iterable[_Union[PieceEncoding, str]]] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PieceHeader(_message.Message):
+    __slots__ = ("manifest", "links", "payload_bytes")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    links: _containers.RepeatedCompositeFieldContainer[PieceLink]
+    payload_bytes: int
+    def __init__(self, manifest: _Optional[bytes] = ..., links: _Optional[_Iterable[_Union[PieceLink, _Mapping]]] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class GetPieceReply(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: PieceHeader
+    chunk: Chunk
+    def __init__(self, header: _Optional[_Union[PieceHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...

@@ -119,6 +119,21 @@ class ShardStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreReply.FromString,
                 _registered_method=True)
+        self.TakePiece = channel.unary_unary(
+                '/ps_protocol.v1.Shard/TakePiece',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.TakePieceRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.TakePieceReply.FromString,
+                _registered_method=True)
+        self.FinishPiece = channel.unary_unary(
+                '/ps_protocol.v1.Shard/FinishPiece',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.FinishPieceRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FinishPieceReply.FromString,
+                _registered_method=True)
+        self.GetPiece = channel.unary_stream(
+                '/ps_protocol.v1.Shard/GetPiece',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.GetPieceRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.GetPieceReply.FromString,
+                _registered_method=True)
         self.GetRoundNorm = channel.unary_unary(
                 '/ps_protocol.v1.Shard/GetRoundNorm',
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.RoundNormRequest.SerializeToString,
@@ -254,6 +269,27 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakePiece(self, request, context):
+        """As Capture, of one model: hold its values of this point as a piece of a version, and write it while training goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishPiece(self, request, context):
+        """Answers when a piece that was taken is as durable as this shard. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPiece(self, request, context):
+        """A piece of a version, whole or as what has changed since one that the reader has: header, chunks. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetRoundNorm(self, request, context):
         """Called by shards: what this one's part of a step made in sync adds to the squared norm of its gradient. Answered when
         the step's pushes are there, or after some seconds without one: then the caller asks again.
@@ -349,6 +385,21 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreReply.SerializeToString,
+            ),
+            'TakePiece': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakePiece,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.TakePieceRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.TakePieceReply.SerializeToString,
+            ),
+            'FinishPiece': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishPiece,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FinishPieceRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.FinishPieceReply.SerializeToString,
+            ),
+            'GetPiece': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetPiece,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.GetPieceRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.GetPieceReply.SerializeToString,
             ),
             'GetRoundNorm': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRoundNorm,
@@ -815,6 +866,87 @@ class Shard(object):
             '/ps_protocol.v1.Shard/Restore',
             ps__protocol_dot_v1_dot_shard__pb2.RestoreRequest.SerializeToString,
             ps__protocol_dot_v1_dot_shard__pb2.RestoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakePiece(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/TakePiece',
+            ps__protocol_dot_v1_dot_shard__pb2.TakePieceRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.TakePieceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishPiece(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/FinishPiece',
+            ps__protocol_dot_v1_dot_shard__pb2.FinishPieceRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.FinishPieceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPiece(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/GetPiece',
+            ps__protocol_dot_v1_dot_shard__pb2.GetPieceRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.GetPieceReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,6 +21,7 @@ _Message = (
     | pb.SaveBucketsReply
     | pb.FeedReply
     | pb.FollowReply
+    | pb.GetPieceReply
 )
 
 
@@ -69,6 +70,7 @@ SAVE_REPLIES = ChunkedStream(pb.SaveReply)
 SAVE_BUCKETS_REPLIES = ChunkedStream(pb.SaveBucketsReply)
 FEED_REPLIES = ChunkedStream(pb.FeedReply)
 FOLLOW_REPLIES = ChunkedStream(pb.FollowReply)
+PIECE_REPLIES = ChunkedStream(pb.GetPieceReply)
 
 
 class ChunkReceiver:

@@ -14,6 +14,7 @@ import grpc
 from ps_protocol import times
 from ps_protocol.cluster.model_status import ModelPosition, ModelStatus
 from ps_protocol.cluster.view import Member, Role
+from ps_protocol.cluster.weights import PublishAsk, WeightsPiece
 from ps_protocol.errors import NotReady, Unavailable
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
@@ -25,6 +26,7 @@ from ps_protocol.wire.convert.shard import POSITION, ShardKey, model_status_from
 from ps_server.checkpoint.messages import part_from_pb
 from ps_server.checkpoint.record import ShardPart
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.publications import PublishPlan
 
 
 class ShardControl:
@@ -68,6 +70,21 @@ class ShardControl:
         request = pb.CaptureRequest(quiesce=name, folder=str(folder), models=models, full_every=full_every)
         reply = await self._call("Capture", request, times.CHECKPOINT_SECONDS)
         return POSITION.all_from_pb(reply.models), [part_from_pb(part) for part in reply.parts]
+
+    async def take_piece(
+        self, name: str, targets: Iterable[ModelPosition], ask: PublishAsk, plan: PublishPlan
+    ) -> tuple[ModelPosition, ...]:
+        """Catch up to ``targets`` and hold a piece of a version; returns the positions. The shard writes it."""
+        models = POSITION.all_to_pb(targets)
+        request = pb.TakePieceRequest(quiesce=name, models=models, name=ask.name, number=plan.number, kept=plan.kept)
+        return POSITION.all_from_pb((await self._call("TakePiece", request, times.CALL_SECONDS)).models)
+
+    async def finish_piece(self, ask: PublishAsk, number: int) -> WeightsPiece:
+        """The piece that was taken, once it is written."""
+        request = pb.FinishPieceRequest(name=ask.name, number=number)
+        reply = await self._call("FinishPiece", request, times.CHECKPOINT_SECONDS)
+        shard = self.member
+        return WeightsPiece(shard.index, shard.incarnation, reply.directory, reply.checksum, reply.size_bytes)
 
     async def make_room(self, maps: Iterable[ShardMap], seconds: float) -> None:
         """Prepare memory and log for the next ``maps``; the shard continues meanwhile."""

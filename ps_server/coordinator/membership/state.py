@@ -18,6 +18,7 @@ from ps_protocol.cluster.view import (
     Role,
     StandbyReport,
 )
+from ps_protocol.cluster.weights import ShardHome
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_server.coordinator.changes import CurrentView, StateChange
 from ps_server.coordinator.membership.admission import (
@@ -292,6 +293,18 @@ class MembershipState:
         places = self._members.places.values()
         shards = (place for place in places if place.joined.member.role is Role.SHARD)
         return {place.joined.member.incarnation: place.application.token for place in shards}
+
+    @property
+    def shard_homes(self) -> Mapping[int, ShardHome]:
+        """Who serves each shard that is a member now, by number."""
+        places = self._members.places.values()
+        return {
+            place.joined.member.index: ShardHome(
+                place.joined.member.incarnation, place.application.directory, place.joined.member.address
+            )
+            for place in places
+            if place.joined.member.role is Role.SHARD
+        }
 
     @property
     def fenced_calls(self) -> int:

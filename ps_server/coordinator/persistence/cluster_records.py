@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.view import Joined, JoinRequest, Member, MemberStats, MemberStatus, Role
+from ps_protocol.cluster.weights import WeightsPiece, WeightsPin, WeightsVersion
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode, ShardMap, StalePolicy
 from ps_protocol.records import fields_of
@@ -23,6 +24,7 @@ from ps_server.coordinator.membership.scaling import WantedSize
 from ps_server.coordinator.membership.state import MembershipRecords
 from ps_server.coordinator.placement.state import Uses
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize
+from ps_server.coordinator.publications import PublicationRecord
 from ps_server.coordinator.settings import JobIdentity
 
 _NO_EXCHANGES = ExchangeRecords()
@@ -62,6 +64,8 @@ class ClusterRecords:
     released: bool = False
     #: The size that was requested for the job.
     wanted: WantedSize = field(default_factory=WantedSize)
+    #: Published weights, by name.
+    publications: Mapping[str, PublicationRecord] = field(default_factory=dict)
 
 
 def changed_rows(before: ClusterRecords | None, after: ClusterRecords) -> dict[str, bytes | None]:
@@ -91,6 +95,7 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
         reading = "data"
         data = json.loads(rows["data"])
         places, maps, complete, uses = {}, {}, {}, dict[str, Mapping[int, int]]()
+        publications = dict[str, PublicationRecord]()
         for reading in rows:
             kind, _, name = reading.partition("/")
             if kind == "place":
@@ -100,6 +105,8 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
                 maps[name] = shard_map_from_bytes(rows[reading])
             elif kind == "uses":
                 uses[name] = {int(rank): life for rank, life in json.loads(rows[reading]).items()}
+            elif kind == "publication":
+                publications[name] = _publication_from(json.loads(rows[reading]))
             elif kind == "exchange":
                 ordinal, _, name = name.partition("/")
                 complete[ExchangeKey(name, int(ordinal))] = CompleteExchange(*exchange_record_from_bytes(rows[reading]))
@@ -107,7 +114,7 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
         exchanges = _exchanges_from(json.loads(rows["exchanges"]), complete)
         reading = "cluster"
         records = _cluster_from(cluster, identity, places, maps, gone, data)
-        return replace(records, exchanges=exchanges, uses=uses)
+        return replace(records, exchanges=exchanges, uses=uses, publications=publications)
     except (LookupError, ValueError, TypeError, AttributeError, InvalidRequest, DecodeError) as error:
         raise DamagedData(
             f"the journal {where} is damaged: its row '{reading}' cannot be read",
@@ -128,6 +135,7 @@ def _parts(records: ClusterRecords) -> dict[str, Any]:
             data={},
             exchanges=_NO_EXCHANGES,
             uses={},
+            publications={},
         ),
         "exchanges": replace(records.exchanges, complete={}),
         "gone": membership.gone,
@@ -137,6 +145,7 @@ def _parts(records: ClusterRecords) -> dict[str, Any]:
     parts |= {f"exchange/{key.ordinal}/{key.name}": each for key, each in records.exchanges.complete.items()}
     parts |= {f"map/{name}": shard_map for name, shard_map in records.maps.items()}
     parts |= {f"uses/{name}": ranks for name, ranks in records.uses.items()}
+    parts |= {f"publication/{name}": each for name, each in records.publications.items()}
     return parts
 
 
@@ -152,6 +161,8 @@ def _encode(part: Any) -> bytes:
             plain = fields_of(part) | {"partition": [type(part.partition).__name__, fields_of(part.partition)]}
         case ClusterRecords():
             plain = _cluster_to(part)
+        case PublicationRecord():
+            plain = _publication_to(part)
         case SavedMember():
             plain = _place_to(part)
         case tuple():
@@ -237,6 +248,28 @@ def _wanted_to(wanted: WantedSize) -> dict[str, Any]:
 def _wanted_from(plain: dict[str, Any]) -> WantedSize:
     values: dict[str, Any] = {name: frozenset(each) if isinstance(each, list) else each for name, each in plain.items()}
     return WantedSize(**values)
+
+
+def _publication_to(record: PublicationRecord) -> dict[str, Any]:
+    versions = [
+        fields_of(version)
+        | {"pieces": [fields_of(piece) | {"checksum": piece.checksum.hex()} for piece in version.pieces]}
+        for version in record.versions
+    ]
+    return fields_of(record) | {"versions": versions, "pins": [fields_of(pin) for pin in record.pins]}
+
+
+def _publication_from(plain: dict[str, Any]) -> PublicationRecord:
+    versions = tuple(
+        WeightsVersion(**version | {"pieces": tuple(_piece_from(piece) for piece in version["pieces"])})
+        for version in plain["versions"]
+    )
+    pins = tuple(WeightsPin(**pin) for pin in plain["pins"])
+    return PublicationRecord(**plain | {"versions": versions, "pins": pins})
+
+
+def _piece_from(plain: dict[str, Any]) -> WeightsPiece:
+    return WeightsPiece(**plain | {"checksum": bytes.fromhex(plain["checksum"])})
 
 
 def _place_to(place: SavedMember) -> dict[str, Any]:

@@ -176,6 +176,11 @@ class Storage:
         return self._folder.identity.directory if self._folder else ""
 
     @property
+    def folder(self) -> DataFolder | None:
+        """The data directory; None without one."""
+        return self._folder
+
+    @property
     def kept(self) -> tuple[DataFolder, DurableLog] | None:
         """The directory and its log, if every update is written to it; else None."""
         if self._folder is None or self._durable is None or self._config.durability is not Durability.DURABLE:

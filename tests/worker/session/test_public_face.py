@@ -19,13 +19,13 @@ PUBLIC = """
     Cluster ConfigError DamagedData Fenced InternalError InvalidRequest ModelMismatch ModelMoved
     ModelReleased NonFiniteGradient NotReady Optimizer Outcome PermissionDenied PlaceTaken
     ProtocolVersionMismatch PsError Refused Retryable StateLost StepSummary StorageFull Strategy TableFull
-    Unauthenticated Unavailable UnknownModel UnknownShard UnsupportedOptimizer admin connect feed files
-    optimizers rows security strategy tables
+    Unauthenticated Unavailable UnknownModel UnknownShard UnsupportedOptimizer Version VersionGone admin connect feed
+    files optimizers rows security strategy subscribe tables
 """
 
 OF_A_CLUSTER = """
     adopt all_gather all_reduce barrier broadcast close convert_embeddings device embedding embedding_bag
-    embedding_bags files follow gather_values optimizer prefetch rank report role scale seed set_mode shard
+    embedding_bags files follow gather_values optimizer prefetch publish rank report role scale seed set_mode shard
     world_size
 """
 

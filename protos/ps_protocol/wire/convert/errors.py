@@ -25,6 +25,7 @@ from ps_protocol.errors import (
     UnknownModel,
     UnknownShard,
     UnsupportedOptimizer,
+    VersionGone,
 )
 from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2 as pb
@@ -52,6 +53,7 @@ by_code: dict[int, type[PsError]] = {
         Unauthenticated,
         PermissionDenied,
         ModelReleased,
+        VersionGone,
     )
 }
 

@@ -33,10 +33,11 @@ TABLE = Converter(
     life=Converter(RowLife, pb.RowLife, eviction=Unset(Eviction.REFUSE)),
 )
 STALE_RULE = Converter(StaleRule, pb.StaleRule)
+VARIABLE = Converter(Variable, pb.Variable)
 SPEC = Converter(
     ModelSpec,
     pb.ModelSpec,
-    variables=Converter(Variable, pb.Variable),
+    variables=VARIABLE,
     group_options=Special(
         lambda groups: list(map(options_to_pb, groups)), lambda groups: tuple(map(options_from_pb, groups)), "groups"
     ),

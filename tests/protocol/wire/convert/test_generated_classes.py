@@ -21,6 +21,7 @@ CONVERTS = (
     "ps_protocol/client/worker_requests.py",
     "ps_protocol/rpc/client_errors.py",
     "ps_protocol/feed/",
+    "ps_protocol/weights/",
     "ps_server/coordinator/jobs/quiesce.py",
     "ps_server/shard/transfer.py",
     "ps_server/shard/peers.py",
@@ -31,6 +32,7 @@ CONVERTS = (
     "ps_server/shard/service.py",
     "ps_server/shard/rows_service.py",
     "ps_server/shard/change_feed.py",
+    "ps_server/shard/weights.py",
     "ps_server/shard/standby/log_feed.py",
     "ps_server/shard/standby/follower.py",
     # gRPC's own health service.

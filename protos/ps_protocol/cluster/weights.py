@@ -1,0 +1,139 @@
+"""Published weights: what a publisher asks for, what is committed, and what a reader is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAsk:
+    """A version that is to be made."""
+
+    #: Of what is published.
+    name: str
+    model: str
+    #: What the publisher calls the training step.
+    step: int
+    #: A JSON object.
+    metadata: str
+    #: How many versions are kept.
+    keep: int
+    #: Random, one for each version.
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPiece:
+    """What one shard holds of a version."""
+
+    shard: int
+    #: Of the shard process that took it; it alone has a piece that is in no directory.
+    incarnation: int
+    #: Name of the data directory that has it; empty: it is in memory.
+    directory: str
+    #: xxh3-128 of its manifest.
+    checksum: bytes
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsVersion:
+    """A version that was committed. Never changes."""
+
+    number: int
+    model: str
+    step: int
+    metadata: str
+    #: Unix time.
+    at_seconds: float
+    pieces: tuple[WeightsPiece, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all pieces."""
+        return sum(piece.size_bytes for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPin:
+    """A version that is kept although newer ones come."""
+
+    number: int
+    #: Who wants it.
+    holder: str
+    #: Unix time at which it ends.
+    until_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShardHome:
+    """Who serves a shard's number now."""
+
+    incarnation: int
+    #: Name of its data directory; empty without one.
+    directory: str
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowAsk:
+    """What a reader says and asks."""
+
+    name: str
+    #: The version it has; 0: none.
+    have: int
+    #: Exactly this version; 0: the newest.
+    number: int
+    #: Random, one for each reader.
+    reader: str
+    host: str = ""
+    pid: int = 0
+    #: Bytes it has received as deltas, and as whole pieces.
+    delta_bytes: int = 0
+    full_bytes: int = 0
+    #: It ends.
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FollowAnswer:
+    """What a reader is told."""
+
+    #: None: there is no version above the one it has.
+    version: WeightsVersion | None
+    #: Of the shards that hold it, as far as they are there.
+    addresses: Mapping[int, str]
+    #: The number of the newest version that was committed; 0: none was.
+    newest: int
+    #: The job is finished.
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReader:
+    """A reader as others see it."""
+
+    reader: str
+    host: str
+    pid: int
+    have: int
+    delta_bytes: int
+    full_bytes: int
+    #: Since it was heard of last.
+    silent_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsState:
+    """One name with everything that is known of it."""
+
+    name: str
+    model: str
+    keep: int
+    newest: int
+    versions: tuple[WeightsVersion, ...] = ()
+    pins: tuple[WeightsPin, ...] = ()
+    readers: tuple[WeightsReader, ...] = field(default=())
+    #: Of the versions, those of which a piece is lost.
+    gone: tuple[int, ...] = ()

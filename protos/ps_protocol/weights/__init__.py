@@ -1,0 +1,1 @@
+"""Reading published weights: whole versions, received beside what the reader has and checked."""

@@ -1,0 +1,129 @@
+"""Publishes versions of weights: the shards of a model take their pieces at one point, then a version is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Collection
+from typing import Any
+
+from ps_protocol.cluster.weights import PublishAsk, WeightsVersion
+from ps_protocol.errors import NotReady, PsError
+from ps_protocol.logs import EventLogger
+from ps_protocol.metrics.histogram import Histogram
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.jobs.quiesce import QuiesceLost, all_of, check_same_position, connected, quiesced
+
+logger = EventLogger(__name__)
+
+_TRIES = 3
+
+
+class PublishRunner:
+    """Used on the coordinator's event loop. One version at a time; shards are not paused for longer than a cut takes.
+
+    A version begins as a checkpoint does, with a cut (decision 16). Training goes on as soon as each shard holds its
+    part of the published copy-on-write version; what the shards write after that, they write beside it.
+    """
+
+    def __init__(self, driver: Driver, busy: asyncio.Lock) -> None:
+        """``busy`` is locked while shards are paused."""
+        self._driver = driver
+        self._busy = busy
+        self._turn = asyncio.Lock()
+        #: Kept until they end.
+        self._tasks: set[asyncio.Task[WeightsVersion]] = set()
+        #: Versions that were committed and that were given up, and how long each took, from the ask on.
+        self.done = self.failed = 0
+        self.times = Histogram()
+
+    async def publish(self, rank: int, incarnation: int, ask: PublishAsk) -> AsyncGenerator[tuple[int, bool], None]:
+        """Yield the number of the version, and False, when the shards have taken it and train on; and True when it is
+        committed. It is committed also where the caller goes away.
+
+        Raises InvalidRequest, UnknownModel, NotReady while the model has no values or a shard is missing, Unavailable
+        if one was lost meanwhile, StorageFull, Fenced. Then there is no such version, and its number goes to the next.
+        """
+        plan = self._driver.plan_publication(rank, incarnation, ask)
+        taken: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._publish(rank, incarnation, ask, taken), name="publish")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        either: list[asyncio.Future[Any]] = [taken, task]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if taken.done() and not plan.known:
+            yield taken.result(), False
+        yield (await asyncio.shield(task)).number, True
+
+    async def stop(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[WeightsVersion]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller has it, or has gone
+
+    async def _publish(
+        self, rank: int, incarnation: int, ask: PublishAsk, taken: asyncio.Future[int]
+    ) -> WeightsVersion:
+        began, left = time.monotonic(), _TRIES
+        async with self._turn:
+            while True:
+                left -= 1
+                try:
+                    version = await self._tried(rank, incarnation, ask, taken)
+                    break
+                except PsError as error:
+                    if left and isinstance(error, QuiesceLost) and not taken.done():
+                        continue
+                    self.failed += 1
+                    logger.warning("weights.failed", "no version of '%s' is published: %s", ask.name, error)
+                    self._driver.events.add(f"no version of '{ask.name}' is published: {error}", warning=True)
+                    raise
+        self.done += 1
+        self.times.observe(time.monotonic() - began)
+        logger.info(
+            "weights",
+            "version %d of '%s': step %d, %.1f MB in %.2f s",
+            version.number,
+            ask.name,
+            version.step,
+            version.size_bytes / 1e6,
+            time.monotonic() - began,
+        )
+        return version
+
+    async def _tried(self, rank: int, incarnation: int, ask: PublishAsk, taken: asyncio.Future[int]) -> WeightsVersion:
+        driver = self._driver
+        # Again: the turn of others is over.
+        plan = driver.plan_publication(rank, incarnation, ask)
+        if plan.known:
+            return driver.newest_version(ask.name)
+        async with connected(driver, driver.shard_map(ask.model).holders) as shards:
+            async with self._busy, quiesced(shards, uuid.uuid4().hex) as quiesce:
+                maps = {ask.model: driver.shard_map(ask.model)}
+                _check_shards(ask.model, maps[ask.model].holders, shards)
+                if not quiesce.complete(maps):
+                    raise NotReady(
+                        f"model '{ask.model}' has no values on every shard yet",
+                        remedy="publish after its first worker has set its values",
+                    )
+                targets = quiesce.targets(maps)
+                reached = await all_of(
+                    shard.take_piece(quiesce.name, targets[number], ask, plan) for number, shard in shards.items()
+                )
+                check_same_position(reached)
+            if not taken.done():
+                taken.set_result(plan.number)
+            pieces = await all_of(shard.finish_piece(ask, plan.number) for shard in shards.values())
+            return driver.commit_publication(ask, plan.number, pieces)
+
+
+def _check_shards(model: str, holders: Collection[int], asked: Collection[int]) -> None:
+    """Raises QuiesceLost when slices moved before the shards were paused."""
+    if sorted(holders) != sorted(asked):
+        raise QuiesceLost(f"slices of model '{model}' have moved meanwhile", remedy="try again")

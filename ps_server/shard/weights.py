@@ -1,0 +1,487 @@
+"""Owns the pieces of published weights that this shard holds: takes, keeps and serves them, whole or as deltas."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import re
+import struct
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+from google.protobuf.message import DecodeError
+
+from ps_protocol.cluster.view import ClusterView
+from ps_protocol.errors import DamagedData, InvalidRequest, PsError, Unavailable, VersionGone
+from ps_protocol.files import full_disk, make_private_folder, replacing
+from ps_protocol.logs import EventLogger
+from ps_protocol.model.spec import DType
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.chunks import PIECE_REPLIES
+from ps_protocol.wire.convert.model import VARIABLE, dtype_from_pb, dtype_to_pb
+from ps_server.shard.registry import Registry
+from ps_server.shard.step.model import ShardModel
+from ps_server.shard.transport.grpc_stream import Context, write
+from ps_server.state.region import Region, torch_dtype
+
+logger = EventLogger(__name__)
+
+FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
+"""What is converted, and what it may be converted to."""
+
+_MAGIC = b"psw1"
+_FOOTER = struct.Struct("<4sI16s")
+"""At the end of a piece's file: the length of its manifest, which stands before it, and its checksum."""
+
+_PART_BYTES = 1 << 20
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+
+LINGERING = 2
+"""Pieces that were removed and are still being read; beyond that the readers of the oldest are ended."""
+
+Positions = Callable[[ShardModel], Awaitable[Sequence[tuple[str, pb.FeedCursor]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class PieceForm:
+    """A piece in one dtype. Its bytes never change."""
+
+    manifest: bytes
+    checksum: bytes
+    tensors: tuple[pb.PieceTensor, ...]
+    #: Bytes [begin, end) of each tensor.
+    ranges: tuple[tuple[int, int], ...]
+    data: memoryview
+
+    @classmethod
+    def of(cls, manifest: pb.PieceManifest, data: memoryview) -> PieceForm:
+        """Raises ValueError where ``data`` is not as long as the tensors of ``manifest``."""
+        encoded = manifest.SerializeToString(deterministic=True)
+        tensors, ranges, at = tuple(manifest.tensors), [], 0
+        for tensor in tensors:
+            size = (tensor.row_end - tensor.row_begin) * VARIABLE.from_pb(tensor.variable).row_bytes
+            ranges.append((at, at + size))
+            at += size
+        if at != len(data):
+            raise ValueError(f"{len(data)} bytes in place of {at}")
+        return cls(encoded, xxhash.xxh3_128_digest(encoded), tensors, tuple(ranges), data)
+
+    def part(self, number: int) -> memoryview:
+        """The bytes of one tensor."""
+        begin, end = self.ranges[number]
+        return self.data[begin:end]
+
+    def check(self) -> None:
+        """Read everything. Raises DamagedData."""
+        for number, tensor in enumerate(self.tensors):
+            if xxhash.xxh3_128_digest(self.part(number)) != tensor.checksum:
+                raise DamagedData("its bytes do not have their checksum", variable=tensor.variable.name)
+
+    def converted(self, dtype: DType) -> PieceForm:
+        """The same with floating-point values of ``dtype``."""
+        manifest = pb.PieceManifest.FromString(self.manifest)
+        parts = []
+        for number, tensor in enumerate(manifest.tensors):
+            known, part = dtype_from_pb(tensor.variable.dtype), self.part(number)
+            if known in FLOATS and known is not dtype and len(part):
+                values = torch.frombuffer(part, dtype=torch_dtype(known)).to(torch_dtype(dtype))
+                part = memoryview(values.view(torch.uint8).numpy().data)
+            if known in FLOATS:
+                tensor.variable.dtype = dtype_to_pb(dtype)
+                tensor.checksum = xxhash.xxh3_128_digest(part)
+            parts.append(part)
+        data = np.empty(sum(map(len, parts)), np.uint8)
+        at = 0
+        for part in parts:
+            data[at : at + len(part)] = np.frombuffer(part, np.uint8)
+            at += len(part)
+        return PieceForm.of(manifest, data.data)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLink:
+    """What leads from one version of a piece to the next."""
+
+    message: pb.PieceLink
+    parts: tuple[memoryview, ...]
+
+    @property
+    def size(self) -> int:
+        """Of the bytes that are sent."""
+        return sum(map(len, self.parts))
+
+
+class HeldPiece:
+    """One version of what this shard holds. What is made of it is made once, when it is first asked for."""
+
+    def __init__(self, native: PieceForm, path: Path | None, *, checked: bool) -> None:
+        """``path``: of its file; None: it is in memory. ``checked``: its bytes are as they were written."""
+        self.native = native
+        manifest = pb.PieceManifest.FromString(native.manifest)
+        self.model, self.epoch = manifest.model, manifest.epoch
+        self.path = path
+        self.checking: asyncio.Future[None] | None = None
+        self.checked = checked
+        self.forms: dict[DType, asyncio.Task[PieceForm]] = {}
+        #: From the version before, by dtype; None stands for as it is.
+        self.links: dict[DType | None, asyncio.Task[VersionLink | None]] = {}
+        self._readers: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a reader is receiving it."""
+        return bool(self._readers)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While the running task sends it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
+        try:
+            yield
+        finally:
+            self._readers.discard(task)
+
+    def end_readers(self) -> None:
+        """It is removed: those who still read it ask for another one."""
+        for task in self._readers:
+            task.cancel()
+
+
+class HeldWeights:
+    """Called by the service, on the shard's event loop. Bytes are copied, summed and compared in helper threads.
+
+    A piece is in a file of the data directory, or in memory where this shard keeps nothing. A file takes its name when
+    it is whole; those of versions that were not committed are removed when the next one is taken.
+    """
+
+    def __init__(
+        self, registry: Registry, positions: Positions, folder: Path | None = None, *, sync: bool = False
+    ) -> None:
+        """``positions``: of the feeds of a model's tables. ``folder``: where pieces are kept; None: in memory.
+        ``sync``: they survive a loss of power.
+        """
+        self._shard = registry.context.shard
+        self._positions = positions
+        self._folder = folder
+        self._sync = sync
+        #: By name and version.
+        self._pieces: dict[tuple[str, int], HeldPiece] = {}
+        self._writing: dict[tuple[str, int], asyncio.Task[HeldPiece]] = {}
+        #: Removed, and still being read; oldest first.
+        self._lingering: list[HeldPiece] = []
+        #: One delta is made at a time, and a form: training needs the cores.
+        self._turn = asyncio.Lock()
+        #: Sent to readers, as deltas and as whole pieces.
+        self.delta_bytes = self.full_bytes = 0
+        registry.watch(self._on_view)
+
+    @property
+    def held(self) -> list[tuple[str, int, int]]:
+        """Name, number and bytes of each piece."""
+        return [(name, number, len(piece.native.data)) for (name, number), piece in sorted(self._pieces.items())]
+
+    def recover(self) -> None:
+        """Read what is in the folder: at the start, before anything is served. A damaged file is left out and said."""
+        if self._folder is None or not self._folder.is_dir():
+            return
+        for path in sorted(self._folder.glob("*/*")):
+            if path.suffix != ".piece":
+                path.unlink(missing_ok=True)  # of a process that was killed while it wrote
+                continue
+            try:
+                form = read_file(path)
+                manifest = pb.PieceManifest.FromString(form.manifest)
+            except (DamagedData, OSError) as error:
+                logger.warning("weights.failed", "a published version is lost: %s", error)
+                continue
+            self._pieces[manifest.name, manifest.number] = HeldPiece(form, path, checked=False)
+
+    async def close(self) -> None:
+        """Write nothing more."""
+        tasks = [*self._writing.values()]
+        for piece in self._pieces.values():
+            tasks += [*piece.forms.values(), *piece.links.values()]  # type: ignore[list-item]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- taking
+
+    async def take(self, model: ShardModel, name: str, number: int) -> None:
+        """Hold what ``model``, which is paused, has now, and begin to write it."""
+        if not _NAME.fullmatch(name) or not 0 < number < 1 << 63:
+            raise InvalidRequest("this is no name and number of a version", actual=f"{name[:100]!r}, {number}")
+        key = name, number
+        if (before := self._writing.pop(key, None)) is not None:
+            before.cancel()
+            await asyncio.wait([before])
+        tables = await self._positions(model)
+        published = await model.take_published()
+        manifest = pb.PieceManifest(
+            name=name,
+            number=number,
+            model=model.name,
+            shard=self._shard,
+            variables=len(model.layout.shard_map.spec.variables),
+            tables=[pb.PieceTable(table=table, cursor=cursor) for table, cursor in tables],
+            epoch=model.layout.shard_map.epoch,
+        )
+        for span in model.layout.slices:
+            variable = VARIABLE.to_pb(span.variable)
+            manifest.tensors.add(variable=variable, row_begin=span.slice.row_begin, row_end=span.slice.row_end)
+
+        async def written() -> HeldPiece:
+            try:
+                path = self._path(name, number)
+                writing = asyncio.ensure_future(asyncio.to_thread(self._write, path, manifest, published.region))
+                try:
+                    form = await asyncio.shield(writing)
+                except asyncio.CancelledError:
+                    # The thread still reads the region.
+                    await asyncio.wait([writing])
+                    raise
+            finally:
+                published.give_back(quick=False)
+            return HeldPiece(form, path, checked=True)
+
+        self._writing[key] = asyncio.create_task(written(), name="piece")
+
+    async def finish(self, name: str, number: int) -> HeldPiece:
+        """The piece that was taken, once it is written. Raises StorageFull; Unavailable where none was taken."""
+        key = name, number
+        if (writing := self._writing.get(key)) is None:
+            if (piece := self._pieces.get(key)) is not None:
+                return piece
+            raise Unavailable(
+                f"shard {self._shard} has not taken version {number} of '{name}'",
+                shard=str(self._shard),
+                remedy="publish again",
+            )
+        try:
+            piece = await asyncio.shield(writing)
+        finally:
+            if writing.done() and self._writing.get(key) is writing:
+                del self._writing[key]
+        if key in self._pieces and self._pieces[key] is not piece:
+            self._pieces[key].end_readers()
+        self._pieces[key] = piece
+        return piece
+
+    def keep(self, name: str, numbers: Collection[int]) -> None:
+        """Remove all versions of ``name`` but these."""
+        self._remove([key for key in self._pieces if key[0] == name and key[1] not in numbers])
+
+    def _remove(self, keys: Collection[tuple[str, int]]) -> None:
+        for key in keys:
+            piece = self._pieces.pop(key)
+            if piece.path is not None:
+                with suppress(OSError):  # the next start finds it, and the next version removes it
+                    piece.path.unlink(missing_ok=True)
+            if piece.is_read:
+                self._lingering.append(piece)
+        self._lingering = [piece for piece in self._lingering if piece.is_read]
+        while len(self._lingering) > LINGERING:
+            self._lingering.pop(0).end_readers()
+
+    def _on_view(self, view: ClusterView) -> None:
+        """What was published from a model that was released goes with it."""
+        if not view.released_models or not self._pieces:
+            return
+        self._remove([key for key, piece in self._pieces.items() if view.was_released(piece.model, piece.epoch)])
+
+    def _path(self, name: str, number: int) -> Path | None:
+        return None if self._folder is None else self._folder / name / f"{number:06d}.piece"
+
+    def _write(self, path: Path | None, manifest: pb.PieceManifest, region: Region) -> PieceForm:
+        spans = region.layout.slices
+        pieces = region.pieces([(span.begin, span.end) for span in spans])
+        if path is None:
+            data = np.empty(sum(map(len, pieces)), np.uint8)
+            at = 0
+            for tensor, piece in zip(manifest.tensors, pieces, strict=True):
+                data[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+                tensor.checksum = xxhash.xxh3_128_digest(data[at : at + len(piece)].data)
+                at += len(piece)
+            return PieceForm.of(manifest, data.data)
+        with self._room(path):
+            make_private_folder(path.parent)
+            with replacing(path, durable=self._sync) as file:
+                for tensor, piece in zip(manifest.tensors, pieces, strict=True):
+                    digest = xxhash.xxh3_128()
+                    for begin in range(0, len(piece), _PART_BYTES):
+                        part = piece[begin : begin + _PART_BYTES]
+                        digest.update(part)
+                        file.write(part)
+                    tensor.checksum = digest.digest()
+                encoded = manifest.SerializeToString(deterministic=True)
+                file.write(encoded)
+                file.write(_FOOTER.pack(_MAGIC, len(encoded), xxhash.xxh3_128_digest(encoded)))
+            return read_file(path)
+
+    def _room(self, path: Path) -> AbstractContextManager[None]:
+        return full_disk(
+            f"shard {self._shard} has no room for a version of published weights",
+            shard=str(self._shard),
+            expected="free space in the shard's data directory",
+            actual=str(path.parent),
+            remedy="free some space, or keep fewer versions",
+        )
+
+    # -- serving
+
+    async def serve(self, request: pb.GetPieceRequest, context: Context) -> None:
+        """Send one piece. Raises VersionGone, InvalidRequest; Unavailable where the reader does not read."""
+        piece = self._pieces.get((request.name, request.number))
+        if piece is None or piece.native.checksum != request.checksum:
+            raise self._gone(request, "it does not hold it")
+        dtype = dtype_from_pb(request.dtype) if request.dtype else None
+        if dtype is not None and dtype not in FLOATS:
+            raise InvalidRequest(
+                "weights are not converted to this dtype",
+                expected=", ".join(each.value for each in FLOATS),
+                actual=dtype.value,
+            )
+        with piece.reading():
+            await self._check(piece, request)
+            form = await self._form(piece, dtype)
+            links = await self._links(form, dtype, request)
+            is_delta = links is not None
+            links = links or [_whole(form, request.number)]
+            size = sum(link.size for link in links)
+            header = pb.PieceHeader(manifest=form.manifest, links=[link.message for link in links], payload_bytes=size)
+            await write(context, pb.GetPieceReply(header=header).SerializeToString())
+            for chunk in PIECE_REPLIES.chunks([part for link in links for part in link.parts]):
+                await write(context, chunk)
+            if is_delta:
+                self.delta_bytes += size
+            else:
+                self.full_bytes += size
+
+    async def _check(self, piece: HeldPiece, request: pb.GetPieceRequest) -> None:
+        """Read a piece that came from the disk once, before it is first sent."""
+        if piece.checked:
+            return
+        if piece.checking is None:
+            piece.checking = asyncio.ensure_future(asyncio.to_thread(piece.native.check))
+        try:
+            await asyncio.shield(piece.checking)
+        except DamagedData as error:
+            logger.warning("weights.failed", "%s is damaged, and is not served: %s", piece.path, error)
+            if self._pieces.get((request.name, request.number)) is piece:
+                del self._pieces[request.name, request.number]
+            raise self._gone(request, "its file is damaged") from error
+        piece.checked = True
+
+    async def _form(self, piece: HeldPiece, dtype: DType | None) -> PieceForm:
+        if dtype is None:
+            return piece.native
+        if dtype not in piece.forms or _failed(piece.forms[dtype]):
+            piece.forms[dtype] = asyncio.create_task(self._converted(piece.native, dtype), name="form")
+        return await asyncio.shield(piece.forms[dtype])
+
+    async def _converted(self, native: PieceForm, dtype: DType) -> PieceForm:
+        async with self._turn:
+            return await asyncio.to_thread(native.converted, dtype)
+
+    async def _links(
+        self, form: PieceForm, dtype: DType | None, request: pb.GetPieceRequest
+    ) -> list[VersionLink] | None:
+        """From what the reader has to ``form``, where that is smaller than all of it; else None."""
+        base = self._pieces.get((request.name, request.have))
+        if not 0 < request.have < request.number or base is None or not base.checked:
+            return None
+        if (await self._form(base, dtype)).checksum != request.have_checksum:
+            return None
+        links: list[VersionLink] = []
+        for number in range(request.have + 1, request.number + 1):
+            piece = self._pieces.get((request.name, number))
+            if piece is None or base is None or not piece.checked:
+                return None
+            link = await self._link(base, piece, dtype, number)
+            if link is None:
+                return None
+            links.append(link)
+            if sum(each.size for each in links) >= len(form.data):
+                return None
+            base = piece
+        return links
+
+    async def _link(self, base: HeldPiece, piece: HeldPiece, dtype: DType | None, number: int) -> VersionLink | None:
+        if dtype not in piece.links or _failed(piece.links[dtype]):
+            old, new = await self._form(base, dtype), await self._form(piece, dtype)
+            if dtype not in piece.links or _failed(piece.links[dtype]):
+                piece.links[dtype] = asyncio.create_task(self._encoded(old, new, number), name="delta")
+        return await asyncio.shield(piece.links[dtype])
+
+    async def _encoded(self, old: PieceForm, new: PieceForm, number: int) -> VersionLink | None:
+        async with self._turn:
+            return await asyncio.to_thread(encode, old, new, number)
+
+    def _gone(self, request: pb.GetPieceRequest, why: str) -> PsError:
+        return VersionGone(
+            f"version {request.number} of '{request.name[:100]}' is gone from shard {self._shard}: {why}",
+            shard=str(self._shard),
+            remedy="read the newest version",
+        )
+
+
+def encode(old: PieceForm, new: PieceForm, number: int) -> VersionLink | None:
+    """What leads from ``old`` to ``new``; None where they do not have the same tensors."""
+    from ps_protocol.wire.deltas import encode_delta  # compiled code
+
+    if len(old.tensors) != len(new.tensors):
+        return None
+    message, parts = pb.PieceLink(number=number), []
+    for index, (was, now) in enumerate(zip(old.tensors, new.tensors, strict=True)):
+        if (was.variable, was.row_begin, was.row_end) != (now.variable, now.row_begin, now.row_end):
+            return None
+        encoding, part = pb.PIECE_ENCODING_SAME, memoryview(b"")
+        if was.checksum != now.checksum:
+            delta = encode_delta(old.part(index), new.part(index))
+            whole = delta is None
+            encoding = pb.PIECE_ENCODING_WHOLE if whole else pb.PIECE_ENCODING_DELTA
+            part = new.part(index) if delta is None else memoryview(delta)
+        message.encodings.append(encoding)
+        message.sizes.append(len(part))
+        parts.append(part)
+    return VersionLink(message, tuple(parts))
+
+
+def _whole(form: PieceForm, number: int) -> VersionLink:
+    sizes = [end - begin for begin, end in form.ranges]
+    encodings = [pb.PIECE_ENCODING_WHOLE] * len(sizes)
+    return VersionLink(pb.PieceLink(number=number, encodings=encodings, sizes=sizes), (form.data,))
+
+
+def read_file(path: Path) -> PieceForm:
+    """A piece in a file: its manifest is checked, its bytes are not read. Raises DamagedData, OSError."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            if size < _FOOTER.size:
+                raise ValueError(f"{size} bytes")
+            data = memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+            magic, length, checksum = _FOOTER.unpack(data[-_FOOTER.size :])
+            end = size - _FOOTER.size
+            encoded = bytes(data[max(0, end - length) : end])
+            if magic != _MAGIC or xxhash.xxh3_128_digest(encoded) != checksum:
+                raise ValueError("its manifest does not have its checksum")
+            return PieceForm.of(pb.PieceManifest.FromString(encoded), data[: end - length])
+        except (ValueError, DecodeError, InvalidRequest) as error:
+            raise DamagedData(
+                f"{path} is no piece of a published version: {error}",
+                remedy="remove it: readers get the next version whole",
+            ) from error
+
+
+def _failed(task: asyncio.Task[PieceForm] | asyncio.Task[VersionLink | None]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

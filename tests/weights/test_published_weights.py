@@ -1,0 +1,447 @@
+"""Publishing and subscribing through a real coordinator, real shards and real workers in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ps_worker
+from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch, Unavailable, VersionGone
+from ps_server.cli.options.storage import Durability, StorageConfig
+from ps_server.shard import weights
+from ps_worker.weights import Subscription
+from tests.support.shards import wait_until
+from tests.worker.jobs import Job, running_job
+
+
+class Odd(nn.Module):
+    """Tied, 0-d, empty and non-contiguous parameters, and buffers of several dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 6)
+        self.second = nn.Linear(8, 6)
+        self.second.weight = self.first.weight
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+        self.turned = nn.Parameter(torch.arange(12.0).view(3, 4).t())
+        self.bfloat = nn.Parameter(torch.randn(5, 3).to(torch.bfloat16))
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+
+    def forward(self) -> torch.Tensor:
+        parts = [
+            self.first.weight.sum(),
+            self.scale,
+            self.turned.sum(),
+            self.bfloat.float().sum(),
+            self.first.bias.sum(),
+        ]
+        return torch.stack(parts).sum() + self.second.bias.sum()
+
+
+def net(seed: int = 1) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3), nn.BatchNorm1d(3))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(8, 40)).square().mean().backward()
+    optimizer.step()
+
+
+def bits(model: nn.Module) -> dict[str, bytes]:
+    return {
+        name: value.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name, value in state(model).items()
+    }
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+@contextmanager
+def reader(job: Job, name: str = "policy", have: int | None = None, **options: Any) -> Iterator[Subscription]:
+    options = {"coordinator": job.address, "reconnect_timeout_seconds": 60.0, **options}
+    with ps_worker.subscribe(name, have, **options) as subscription:
+        yield subscription
+
+
+def test_a_reader_has_what_was_published_bit_by_bit_first_whole_then_as_what_changed() -> None:
+    with running_job(shards=2) as job, reader(job) as versions:
+        model, mine = net(), net(2)
+        cluster = job.cluster()
+        optimizer = cluster.optimizer(torch.optim.Adam, model, lr=1e-3)
+        for number in range(1, 4):
+            step(model, optimizer)
+            assert cluster.publish("policy", optimizer, step=10 * number, metadata={"loss": 0.5}, wait=True) == number
+            version = next(versions)
+            version.apply_(mine)
+            assert (version.number, version.step, version.metadata) == (number, 10 * number, {"loss": 0.5})
+            assert bits(mine) == bits(model)
+        assert versions.full_bytes == sum(map(len, bits(model).values()))
+        assert 0 < versions.delta_bytes < 3 * versions.full_bytes
+
+
+def published(job: Job, model: nn.Module, name: str = "policy", versions: int = 1, **options: Any) -> Any:
+    """A worker that has published; its cluster and optimizer."""
+    cluster = job.cluster()
+    optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+    for number in range(1, versions + 1):
+        cluster.publish(name, optimizer, step=number, wait=True, **options)
+    return cluster, optimizer
+
+
+def test_tied_empty_scalar_and_turned_tensors_and_payloads_of_nan_are_exact() -> None:
+    model, mine = Odd(), Odd()
+    with torch.no_grad():
+        model.first.weight.view(torch.int32)[0, 0] = 0x7FC01234
+        model.turned.view(torch.int32)[1, 1] = -1 - 0x12345
+        model.bfloat.view(torch.int16)[0, 0] = 0x7FA5
+    with running_job(shards=2) as job:
+        cluster, optimizer = published(job, model)
+        with reader(job) as versions:
+            for number in (1, 2):
+                version = next(versions)
+                version.apply_(mine)
+                assert version.number == number
+                assert bits(mine) == bits(model)
+                assert set(version.tensors()) == set(bits(model)) - {"second.weight"}
+                with torch.no_grad():
+                    model.scale.fill_(3.0)
+                    model.count.fill_(number)
+                optimizer.zero_grad()
+                (model() * 0).backward()
+                optimizer.step()
+                cluster.publish("policy", optimizer, step=2, wait=True)
+
+
+def test_a_reader_that_asks_for_bfloat16_gets_converted_values_and_small_deltas() -> None:
+    with running_job(shards=2) as job, reader(job, dtype=torch.bfloat16) as versions:
+        model, mine = net(), net(2).to(torch.bfloat16)
+        cluster, optimizer = published(job, model)
+        for number in range(1, 4):
+            next(versions).apply_(mine)
+            assert bits(mine) == bits(net_like(model))
+            step(model, optimizer)
+            cluster.publish("policy", optimizer, step=number, wait=True)
+
+
+def net_like(model: nn.Module) -> nn.Module:
+    made = net()
+    made.load_state_dict(state(model))
+    return made.to(torch.bfloat16)
+
+
+def test_a_reader_skips_versions_between_and_goes_through_their_deltas() -> None:
+    with running_job() as job, reader(job) as versions:
+        model, mine = net(), net(2)
+        cluster, optimizer = published(job, model)
+        next(versions)
+        full = versions.full_bytes
+        for number in range(2, 5):
+            step(model, optimizer)
+            cluster.publish("policy", optimizer, step=number, wait=True)
+        version = next(versions)
+        version.apply_(mine)
+        assert version.number == 4
+        assert bits(mine) == bits(model)
+        assert versions.full_bytes in (full, 2 * full)
+
+
+def test_have_names_the_version_after_which_a_reader_goes_on() -> None:
+    with running_job() as job:
+        published(job, net(), versions=3)
+        with reader(job, have=2) as versions:
+            assert next(versions).number == 3
+        with reader(job, have=3, follow=False) as versions:
+            assert list(versions) == []
+        with reader(job, have=4) as versions, pytest.raises(InvalidRequest, match="no version 4"):
+            next(versions)
+
+
+def test_one_version_is_fetched_by_its_number_unless_it_was_removed() -> None:
+    with running_job() as job:
+        cluster, optimizer = published(job, net(), versions=3, keep=2)
+        with reader(job) as versions:
+            assert versions.fetch(2).number == 2
+            assert next(versions).number == 3
+            with pytest.raises(VersionGone, match="version 1 of 'policy' was removed"):
+                versions.fetch(1)
+            with pytest.raises(InvalidRequest, match="no version 9"):
+                versions.fetch(9)
+            cluster.publish("policy", optimizer, step=4, wait=True)
+            assert next(versions).number == 4
+
+
+def test_a_pinned_version_is_there_when_newer_ones_have_come() -> None:
+    with running_job() as job:
+        cluster, optimizer = published(job, net(), keep=1)
+        job.client.pin_weights("policy", 1, "me", 60.0)
+        for number in range(2, 5):
+            cluster.publish("policy", optimizer, step=number, keep=1, wait=True)
+        with reader(job) as versions:
+            assert versions.fetch(1).number == 1
+            with pytest.raises(VersionGone):
+                versions.fetch(3)
+        assert [version.number for version in job.client.get_weights()[0].versions] == [1, 4]
+
+
+def test_another_model_is_refused_with_every_difference_and_stays_as_it_is() -> None:
+    with running_job() as job:
+        published(job, net())
+        with reader(job) as versions:
+            version = next(versions)
+            other = nn.Sequential(nn.Linear(40, 31), nn.Tanh(), nn.Linear(30, 3).double())
+            before = bits(other)
+            with pytest.raises(
+                ModelMismatch, match=r"'0.weight' has shape .*'2.weight' has dtype .*'3.weight' is missing"
+            ):
+                version.apply_(other)
+            assert bits(other) == before
+            with pytest.raises(ModelMismatch, match="'more' is not in the version"):
+                version.apply_([*net().named_parameters(), ("more", torch.nn.Parameter(torch.zeros(2)))])
+
+
+def test_a_reader_that_begins_before_the_first_version_waits_and_ends_with_the_job() -> None:
+    with running_job() as job:
+        seen: list[int] = []
+
+        def follow() -> None:
+            with reader(job) as versions:
+                seen.extend(version.number for version in versions)
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        cluster, _ = published(job, net())
+        wait_until(lambda: seen == [1])
+        cluster.close()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_without_wait_the_version_comes_while_training_goes_on() -> None:
+    with running_job(shards=2) as job, reader(job) as versions:
+        model = net()
+        cluster = job.cluster()
+        optimizer = cluster.optimizer(torch.optim.Adam, model, lr=1e-2)
+        step(model, optimizer)
+        then = bits(model)
+        assert cluster.publish("policy", optimizer, step=1) == 1
+        for _ in range(3):
+            step(model, optimizer)
+        version, mine = next(versions), net(2)
+        version.apply_(mine)
+        assert bits(mine) == then != bits(model)
+
+
+def test_two_models_of_a_job_have_names_of_their_own() -> None:
+    with running_job() as job:
+        cluster = job.cluster()
+        one, two = net(1), net(2)
+        first = cluster.optimizer(torch.optim.SGD, one, lr=0.1, name="one")
+        cluster.optimizer(torch.optim.SGD, two, lr=0.1, name="two")
+        cluster.publish("a", first, step=1, wait=True)
+        cluster.publish("b", two, step=1, wait=True)
+        with pytest.raises(InvalidRequest, match="another model"):
+            cluster.publish("a", two, step=2)
+        with pytest.raises(InvalidRequest, match="not clear which"):
+            cluster.publish("c", step=2)
+        for name, model in (("a", one), ("b", two)):
+            mine = net(3)
+            with reader(job, name) as versions:
+                next(versions).apply_(mine)
+            assert bits(mine) == bits(model)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"step": -1},
+        {"step": True},
+        {"step": 1, "keep": 0},
+        {"step": 1, "metadata": {"a": float("nan")}},
+        {"step": 1, "metadata": {"a": object()}},
+    ],
+)
+def test_what_cannot_be_published_is_refused(options: dict[str, Any]) -> None:
+    with running_job() as job:
+        cluster = job.cluster()
+        optimizer = cluster.optimizer(torch.optim.SGD, net(), lr=0.1)
+        with pytest.raises(InvalidRequest):
+            cluster.publish("policy", optimizer, **options)
+        with pytest.raises(InvalidRequest, match="no name"):
+            cluster.publish("a/b", optimizer, step=1)
+        assert cluster.publish("policy", optimizer, step=1, wait=True) == 1
+
+
+def test_a_reader_with_a_cache_goes_on_from_it(tmp_path: Path) -> None:
+    with running_job() as job:
+        model = net()
+        cluster, optimizer = published(job, model)
+        with reader(job, cache=tmp_path) as versions:
+            assert next(versions).number == 1
+        with reader(job, cache=tmp_path) as versions:
+            mine = net(2)
+            version = next(versions)
+            version.apply_(mine)
+            assert (version.number, versions.full_bytes) == (1, 0)
+            assert bits(mine) == bits(model)
+            cluster.publish("policy", optimizer, step=2, wait=True)
+            assert next(versions).number == 2
+            assert versions.full_bytes == 0
+        (file,) = tmp_path.iterdir()
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        with reader(job, cache=tmp_path) as versions:
+            assert next(versions).number == 2
+            assert versions.full_bytes > 0
+
+
+def durable(folder: Path, durability: Durability = Durability.DURABLE) -> StorageConfig:
+    return StorageConfig(durability=durability, data_dir=folder)
+
+
+def test_versions_on_disk_are_there_again_after_their_shard_was_started_again(tmp_path: Path) -> None:
+    with running_job(start_shards=0) as job:
+        job.start_shard(0, storage=durable(tmp_path))
+        model = net()
+        cluster, optimizer = published(job, model, versions=2)
+        weights = tmp_path / "shard-0" / "weights" / "policy"
+        assert sorted(path.name for path in weights.iterdir()) == ["000001.piece", "000002.piece"]
+        job.stop_shard(0)
+        (weights / "000003.piece.7.part").write_bytes(b"half")
+        job.start_shard(0, storage=durable(tmp_path))
+        with reader(job) as versions:
+            mine = net(2)
+            next(versions).apply_(mine)
+            assert bits(mine) == bits(model)
+        step(model, optimizer)
+        assert cluster.publish("policy", optimizer, step=3, keep=1, wait=True) == 3
+        cluster.publish("policy", optimizer, step=4, keep=1, wait=True)
+        assert sorted(path.name for path in weights.iterdir()) == ["000003.piece", "000004.piece"]
+
+
+def test_a_version_whose_file_is_damaged_is_gone_and_the_next_comes_whole(tmp_path: Path) -> None:
+    with running_job(start_shards=0) as job:
+        job.start_shard(0, storage=durable(tmp_path))
+        model = net()
+        cluster, optimizer = published(job, model)
+        job.stop_shard(0)
+        (file,) = (tmp_path / "shard-0" / "weights" / "policy").iterdir()
+        data = bytearray(file.read_bytes())
+        data[10] ^= 1
+        file.write_bytes(data)
+        job.start_shard(0, storage=durable(tmp_path))
+        with reader(job, follow=False) as versions, pytest.raises(VersionGone, match="its file is damaged"):
+            next(versions)
+        with reader(job) as versions:
+            thread = threading.Thread(target=cluster.publish, args=("policy", optimizer), kwargs={"step": 2})
+            thread.start()
+            assert next(versions).number == 2
+            thread.join()
+
+
+def test_a_version_in_the_memory_of_a_shard_that_ended_is_gone_and_the_next_one_is_whole() -> None:
+    with running_job(shards=2) as job:
+        published(job, net())
+        with reader(job) as versions:
+            assert next(versions).number == 1
+            job.stop_shard(0)
+            job.start_shard(0)
+            with pytest.raises(VersionGone, match="in memory"):
+                versions.fetch(1)
+
+
+def test_versions_of_a_released_model_are_gone() -> None:
+    with running_job() as job:
+        _, optimizer = published(job, net())
+        optimizer.close(release=True)
+        with reader(job) as versions, pytest.raises(VersionGone):
+            versions.fetch(1)
+
+
+def test_the_readers_of_a_name_are_shown_with_what_they_have() -> None:
+    with running_job() as job:
+        cluster, optimizer = published(job, net())
+        with reader(job) as versions:
+            next(versions)
+            cluster.publish("policy", optimizer, step=2, wait=True)
+            (state,) = job.client.get_weights()
+            assert [each.have for each in state.readers] == [0]
+            next(versions)
+            wait_until(lambda: [each.have for each in job.client.get_weights()[0].readers] == [1])
+        assert job.client.get_weights()[0].readers == ()
+
+
+def test_a_damaged_delta_is_noticed_and_the_version_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = weights.encode
+
+    def damaged(*arguments: Any) -> Any:
+        link = encode(*arguments)
+        assert link is not None
+        first = bytearray(link.parts[0])
+        first[len(first) // 2] ^= 1
+        return weights.VersionLink(link.message, (memoryview(first), *link.parts[1:]))
+
+    monkeypatch.setattr(weights, "encode", damaged)
+    with running_job() as job, reader(job) as versions:
+        model, mine = nn.Linear(400, 40), nn.Linear(400, 40)
+        cluster, optimizer = published(job, model)
+        next(versions)
+        with torch.no_grad():
+            model.weight[0, 0] += 1.0
+        optimizer.zero_grad()
+        (model.weight.sum() * 0 + model.bias.sum() * 0).backward()
+        optimizer.step()
+        cluster.publish("policy", optimizer, step=2, wait=True)
+        next(versions).apply_(mine)
+        assert bits(mine) == bits(model)
+        assert (versions.delta_bytes, versions.full_bytes) == (0, 2 * 4 * (400 * 40 + 40))
+
+
+def test_a_version_that_comes_damaged_and_whole_is_an_error_and_the_reader_goes_on_from_what_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = weights._whole
+    with running_job() as job, reader(job) as versions:
+        model, mine = net(), net(2)
+        cluster, optimizer = published(job, model)
+        next(versions).apply_(mine)
+        before = bits(mine)
+        step(model, optimizer)
+        cluster.publish("policy", optimizer, step=2, wait=True)
+        versions.restart()
+
+        def damaged(form: Any, number: int) -> Any:
+            link = whole(form, number)
+            return weights.VersionLink(link.message, (memoryview(bytes(len(link.parts[0]))),))
+
+        monkeypatch.setattr(weights, "_whole", damaged)
+        with pytest.raises(DamagedData, match="do not have the checksum"):
+            next(versions)
+        assert bits(mine) == before
+        monkeypatch.setattr(weights, "_whole", whole)
+        version = next(versions)
+        version.apply_(mine)
+        assert version.number == 2
+        assert bits(mine) == bits(model)
+
+
+def test_a_job_without_a_coordinator_is_given_up_after_the_readers_time() -> None:
+    with running_job() as job:
+        address = job.address
+    with (
+        ps_worker.subscribe("policy", coordinator=address, reconnect_timeout_seconds=0.5) as versions,
+        pytest.raises(Unavailable),
+    ):
+        next(versions)
