@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -93,6 +94,8 @@ class Serving:
         self._address, self._known = address, scattered(0, table_rows)
         self._rng = np.random.default_rng(100)
         self._taken = 0
+        # As docs/recommenders.md has it.
+        sys.setswitchinterval(0.001)
 
     def from_copy(self, count: int) -> tuple[list[float], int]:
         """Seconds of each of ``count`` look-ups in a copy, and the rows that came meanwhile."""

@@ -100,6 +100,24 @@ def _checksum(*arrays: npt.NDArray[Any]) -> np.uint64:
     return np.uint64(digest.intdigest())
 
 
+class _Turns:
+    """A lock that a thread which waits gets before the one that releases it: a plain lock goes to who asks first, and
+    a thread that writes one part after another asks again before another one is awake.
+    """
+
+    def __init__(self) -> None:
+        #: Held by the thread that has the lock next.
+        self.next = threading.Lock()
+        self._held = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.next:
+            self._held.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._held.release()
+
+
 class TableCopy:
     """A copy of a table: rows by id in memory, with the position of the last change.
 
@@ -112,7 +130,7 @@ class TableCopy:
         #: The cursor of the last change applied; None: none was.
         self.cursor: Cursor | None = None
         #: Held while anything below changes.
-        self._lock = threading.Lock()
+        self._lock = _Turns()
         self._count = 0
         self._ids: Ids = np.empty(_FIRST_ROWS, np.int64)
         self._rows: Floats = np.empty((_FIRST_ROWS, 0), np.float32)

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.feed.reader import Change
 from ps_protocol.model.ids import buckets_of
-from ps_worker import feed
+from ps_worker import copy_kernels, feed
 from ps_worker.feed import TableCopy
 from tests.feed.following import rows_of
 from tests.support.length import examples
 from tests.support.seeds import drawn_seed
+from tests.support.shards import wait_until
 from tests.support.tables import array, table_spec
 
 SPEC = table_spec(dim=2, buckets=4)
@@ -74,6 +75,25 @@ def test_other_threads_see_whole_rows_while_changes_are_applied(monkeypatch):
     finally:
         writer.join()
     assert (copy.rows(ids)[:, 0] == ids * 1000 + 40).all()
+
+
+def test_a_look_up_has_its_turn_after_the_part_that_is_written(monkeypatch):
+    monkeypatch.setattr(feed, "_ROWS_AT_ONCE", 64)
+    copy, ids, seen, write = TableCopy(), np.arange(640), [], copy_kernels.write
+    reader = threading.Thread(target=lambda: seen.append(int(copy.has(ids).sum())))
+
+    def written(*arguments):
+        write(*arguments)
+        if reader.ident is None:
+            reader.start()
+            wait_until(copy._lock.next.locked)
+
+    monkeypatch.setattr(copy_kernels, "write", written)
+    rows = np.ones((640, 2), np.float32)
+    copy.apply(Change(0, table_spec(dim=2), (), array(), ids, rows, whole=True, cursor={}))
+    reader.join()
+    assert seen == [64]
+    assert len(copy) == 640
 
 
 def test_it_grows_far_beyond_what_it_began_with(monkeypatch):
