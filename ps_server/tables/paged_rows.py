@@ -388,7 +388,9 @@ class PagedRows:
         self._clean()
 
     def _say_crowded(self, most: int) -> None:
-        """Log once where ids and maps leave hardly any memory: then everything waits for the disk."""
+        """Log where ids and maps leave hardly any memory, so that everything waits for the disk; again only after they
+        have left enough for many rows.
+        """
         is_crowded = most <= FEWEST_ROWS
         if is_crowded and not self._is_crowded and self.count > _MANY_ROWS:
             self._is_crowded = True
@@ -401,7 +403,7 @@ class PagedRows:
                 self._table,
                 self.index_bytes / 1e6,
             )
-        self._is_crowded &= is_crowded
+        self._is_crowded &= most <= _MANY_ROWS
 
     def _take(self, count: int) -> Numbers:
         """So many free slots; rows in others leave for that, but for those that are held. Raises TableFull."""

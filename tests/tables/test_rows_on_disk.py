@@ -422,6 +422,17 @@ def test_the_limit_counts_ids_and_maps(tmp_path: Path) -> None:
     assert paged(table).in_memory <= 2 * FEWEST_ROWS
 
 
+def test_memory_that_hardly_suffices_is_said_once_while_it_hardly_suffices(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = _table(tmp_path)
+    use(table, range(2000))
+    caplog.clear()
+    for most, said in ((FEWEST_ROWS, 0), (500, 0), (FEWEST_ROWS, 0), (5000, 0), (FEWEST_ROWS, 1), (50, 1)):
+        paged(table)._say_crowded(most)
+        assert caplog.text.count("hardly a row stays in memory") == said
+
+
 def test_a_table_with_a_limit_of_its_own_has_the_share_of_the_buckets_that_are_here(tmp_path: Path) -> None:
     of = spec("adagrad", dim=16, life=RowLife(memory_bytes=800_000))
     whole, half = ShardTable(of, range(8)), ShardTable(of, range(4), RowMemory(folder=tmp_path))
