@@ -5,7 +5,9 @@ ps-run --shards 2 --workers 2 --mode async examples/streaming_model.py --out /tm
 Users and items come and leave in every window; rows are admitted at their second use and expire when they are not used
 any more. The workers lease the batches of a window, and rank those of the next one together when all are trained. Each
 batch leaves a mark in a table, with the push of its gradients: a batch that comes again, because a worker was killed
-before it reported it, is not trained again. Ends with the AUC of each window beside the best there is.
+before it reported it, is not trained again. With one shard each batch is trained exactly once; with several, a worker
+that is killed while it sends may leave that step on some of them only. Ends with the AUC of each window beside the best
+there is.
 """
 
 import argparse

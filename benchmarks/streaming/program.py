@@ -273,6 +273,8 @@ def _script(flags: list[str], environment: Mapping[str, str]) -> Iterator[Script
 @click.option("--quick", is_flag=True, help="5 windows of 100,000 events, in place of 20 of 500,000.")
 @click.option("--windows", type=click.IntRange(2), help="Windows to train on.")
 @click.option("--events", type=click.IntRange(1), help="Events of a window.")
+@click.option("--lr", type=float, help=f"Of the dense parameters.  [default: {Settings().lr:g}]")
+@click.option("--staleness", type=click.IntRange(0), help="Train with ssp of this bound.  [default: async]")
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--shards", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
@@ -293,6 +295,8 @@ def main(
     quick: bool,
     windows: int | None,
     events: int | None,
+    lr: float | None,
+    staleness: int | None,
     workers: int,
     shards: int,
     threads: tuple[int, ...],
@@ -303,14 +307,16 @@ def main(
 ) -> None:
     """Train and rank the stream in each system, one after the other; print tables in Markdown, keep them as JSON."""
     settings = QUICK if quick else Settings()
-    settings = replace(settings, windows=windows or settings.windows, events=events or settings.events)
+    given = {"windows": windows, "events": events, "lr": lr}
+    settings = replace(settings, **{name: value for name, value in given.items() if value})
+    options = () if staleness is None else ("--mode", "ssp", "--staleness", str(staleness))
+    train = partial(ours, settings, workers=workers, shards=shards, options=options)
     systems: list[tuple[str, str, Callable[[Path], Outcome]]] = [
         (ONE, f"{ONE}, {count} thread{'s' * (count > 1)}", partial(one_process, settings, threads=count))
         for count in sorted({*threads} or {1, os.cpu_count() or 1})
     ]
-    systems.append((OURS, OURS, partial(ours, settings, workers=workers, shards=shards)))
-    middle = settings.windows // 2
-    systems.append((KILLED, KILLED, partial(ours, settings, workers=workers, shards=shards, kill_in=middle)))
+    systems.append((OURS, OURS, train))
+    systems.append((KILLED, KILLED, partial(train, kill_in=settings.windows // 2)))
     if python:
         systems.append((TENSORFLOW, TENSORFLOW, partial(tensorflow, settings, python=python, workers=workers)))
     found: dict[str, Outcome] = {}
@@ -326,7 +332,7 @@ def main(
     click.echo("\n".join([*tables(found), "", *asked(found)]))
     output.parent.mkdir(parents=True, exist_ok=True)
     kept = {name: asdict(outcome) for name, outcome in found.items()}
-    everything = {"machine": report.machine(), "settings": asdict(settings), "systems": kept}
+    everything = {"machine": report.machine(), "settings": asdict(settings), "staleness": staleness, "systems": kept}
     output.write_text(json.dumps(everything, indent=1) + "\n")
     if plot:
         draw(found, plot)

@@ -74,6 +74,14 @@ def test_the_program_keeps_and_draws_what_it_prints(tmp_path: Path, monkeypatch:
     assert "events/s, by TensorFlow: 1, asked ≥ 2: not reached" in done.output
     assert {OURS, KILLED, TENSORFLOW} < json.loads(kept.read_text())["systems"].keys()
     assert picture.read_bytes().startswith(b"\x89PNG")
+    asked = {}
+    monkeypatch.setattr(
+        program, "ours", lambda settings, out, **how: asked.update(lr=settings.lr, **how) or outcome(0.6)
+    )
+    bounded = ["--only", OURS, "--lr", "0.004", "--staleness", "1", "--output", str(kept)]
+    assert CliRunner().invoke(program.main, bounded).exit_code == 0
+    assert asked == {"lr": 0.004, "workers": 2, "shards": 1, "options": ("--mode", "ssp", "--staleness", "1")}
+    assert json.loads(kept.read_text())["staleness"] == 1
     none = CliRunner().invoke(program.main, ["--only", TENSORFLOW, "--output", str(kept)])
     assert none.exit_code == 2
 
