@@ -37,10 +37,11 @@ class BenchCluster:
         self._processes[index].kill()
         self._processes[index].wait()
 
-    def start_shard(self, index: int) -> None:
-        """Start a killed one again; returns when it serves."""
+    def start_shard(self, index: int, seconds: float = START_SECONDS) -> None:
+        """Start a killed one again; returns when it serves, after so many ``seconds`` at most."""
         ready, self._processes[index] = self._start(f"shard-{index}", self.commands[index])
-        _ready(ready, self._processes[index])
+        self.shards[index] = self._processes[index].pid
+        _ready(ready, self._processes[index], seconds)
 
     def add_shard(self) -> int:
         """Start one more, which holds nothing yet; returns its number when it serves."""
@@ -116,15 +117,15 @@ def _program(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, "--log-level", "warning", "--port", "0", *arguments]
 
 
-def _ready(file: Path, process: subprocess.Popen[bytes]) -> str:
+def _ready(file: Path, process: subprocess.Popen[bytes], seconds: float = START_SECONDS) -> str:
     pause = threading.Event()
-    for _ in range(int(START_SECONDS / 0.02)):
+    for _ in range(int(seconds / 0.02)):
         if file.exists():
             return file.read_text().strip()
         if process.poll() is not None:
             raise ChildFailed(f"{file.name} ended with code {process.returncode}")
         pause.wait(0.02)
-    raise ChildFailed(f"{file.name} was not ready within {START_SECONDS:g} s")
+    raise ChildFailed(f"{file.name} was not ready within {seconds:g} s")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

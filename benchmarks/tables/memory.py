@@ -1,20 +1,25 @@
-"""Rows per second where a part of a table's rows is in memory, beside the same table all in memory.
+"""Rows per second where a part of a table's rows is in memory, beside the same table all in memory, and the disk.
 
 ``python -m benchmarks.tables.memory [ROWS] [PART]``: a row of Markdown for each operation. Both tables are up at the
 same time and take turns. A step has the different ones of 10,000 ids, by a power law or evenly, other ones each time.
+With even ids, the table takes turns with a bare loop, too, that reads and writes as many records of a file.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numba import njit, types
 
 from benchmarks import ours
 from benchmarks.cluster import running_cluster
@@ -23,6 +28,9 @@ from benchmarks.tables.ids import DIM, Ids, power_law, scattered
 from benchmarks.tables.rates import fill, optimizer_of
 from benchmarks.tables.small import cpu_seconds
 from benchmarks.timing import Loop
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import Role
+from ps_server.tables.record_file import record_bytes
 from ps_worker import rows
 
 ROWS, PART, DRAWN, KEPT = 2_000_000, 0.1, 10_000, 400
@@ -34,6 +42,20 @@ POWER, EVEN = "power law", "even"
 _INDEX_BYTES = 20 + 9
 _ROW_BYTES = 4 * 2 * DIM + 9
 _ROUNDS, _STEPS = 5, 40
+_DISK_ROUNDS = 40
+_AT_ONCE_BYTES = 256 << 10
+
+_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, types.uintp, types.int64))
+_advise: Any = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
+
+
+@njit
+def _read_all(descriptor: Any, records: Any, size: Any, buffer: Any, announce: Any) -> None:
+    if announce:
+        for record in records:
+            _advise(descriptor, record * size, size, 3)
+    for record in records:
+        _pread(descriptor, buffer, size, record * size)
 
 
 class MemoryLoop(Loop):
@@ -100,6 +122,71 @@ def worker(address: str, table_rows: int, law: str) -> Iterator[MemoryLoop]:
         yield loop
 
 
+class BareDisk:
+    """A file of records: what a disk takes for a step, without a table."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._size = record_bytes(2 * DIM)
+        self._count = count
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 -- closed with the object
+        self._random = np.random.default_rng(0)
+        self._block = os.urandom(_AT_ONCE_BYTES)
+        for _ in range(-(-count * self._size // len(self._block))):
+            self._file.write(self._block)
+        self._file.flush()
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        self._head = 0
+        self.step(8, announce=True)
+
+    @property
+    def path(self) -> Path:
+        """Where it may be opened."""
+        return Path(f"/proc/self/fd/{self._file.fileno()}")
+
+    def step(self, count: int, *, announce: bool) -> float:
+        """Seconds of reading so many records, which lie anywhere, and of writing as many, one after another."""
+        records = np.sort(self._random.choice(self._count, count, replace=False))
+        buffer = np.empty(self._size, np.uint8)
+        began, left = time.perf_counter(), count * self._size
+        _read_all(self._file.fileno(), records, self._size, buffer.ctypes.data, announce)
+        while left > 0:
+            written = os.pwrite(self._file.fileno(), self._block[:left], self._head)
+            left, self._head = left - written, (self._head + written) % (self._count * self._size)
+        return time.perf_counter() - began
+
+
+def _forget(path: Path) -> None:
+    """Have nothing of a file in the page cache."""
+    with path.open("rb") as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def beside_the_disk(
+    child: Child, shard: int, folder: Path, address: str, count: float, say: Callable[[str], None]
+) -> None:
+    """Print a row of Markdown from the page cache, and one from the device."""
+    with CoordinatorClient(address) as client:
+        members = client.get_status(60.0).members
+    table = next(each.stats.tables[0] for each in members if each.member.role is Role.SHARD)
+    moved = round(count * table.on_disk / table.rows)
+    files = [each for each in Path(f"/proc/{shard}/fd").iterdir() if str(each.readlink()).startswith(f"{folder}/")]
+    file = next(each for each in files if str(each.readlink()).endswith(" (deleted)"))
+    disk = BareDisk(folder, table.on_disk)
+    for cold in (False, True):
+        alone, taken = [], []
+        for _ in range(_DISK_ROUNDS):
+            if cold:
+                _forget(disk.path)
+            alone.append(disk.step(moved, announce=cold))
+            if cold:
+                _forget(file)
+            taken += child.call("run", STEP, 1, 0)
+        rates = [count / statistics.median(each) / 1e6 for each in (alone, taken)]
+        where = "device" if cold else "page cache"
+        say(f"| {EVEN}, {where} | {STEP} | {rates[0]:.2f} | {rates[1]:.2f} | {rates[1] / rates[0]:.2f} | | |")
+
+
 def _limit(table_rows: int, part: float) -> int:
     """Memory for this part of the rows, besides ids and maps."""
     return table_rows * _INDEX_BYTES + int(table_rows * part) * _ROW_BYTES
@@ -131,6 +218,9 @@ def measure(table_rows: int, part: float, law: str, say: Callable[[str], None]) 
                 f"| {law} | {operation} | {rates[0]:.2f} | {rates[1]:.2f} | {ratio:.2f} "
                 f"| {of_cpu[0]:.1f} | {of_cpu[1]:.1f} |"
             )
+        if law == EVEN:
+            say(f"| | beside the disk alone | *disk* | *{part:g}* | | | |")
+            beside_the_disk(children[1], clusters[1].shards[0], Path(folder), clusters[1].address, count, say)
 
 
 def main() -> None:

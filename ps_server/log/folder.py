@@ -66,7 +66,7 @@ class DataFolder:
         of a newer version, or damaged.
         """
         path = root / f"shard-{shard}"
-        _make_writable(path)
+        make_writable(path)
         lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,7 +170,7 @@ def log_room(shard: int, folder: Path) -> AbstractContextManager[None]:
     )
 
 
-def _make_writable(folder: Path) -> None:
+def make_writable(folder: Path) -> None:
     """Make ``folder`` where it is missing, and check that files can be made there. Raises ConfigError."""
     try:
         make_private_folder(folder)

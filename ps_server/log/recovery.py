@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,8 @@ from ps_server.tables.bucket_contents import BucketChanges
 from ps_server.tables.row_memory import RowMemory
 
 logger = EventLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +265,15 @@ def _from_snapshot(snapshot: Snapshot, part: ModelPart, shard: int, row_memory: 
     return model
 
 
+def _ahead(found: Iterator[T]) -> Iterator[T]:
+    """The same, each one found in another thread while the one before is used."""
+    with ThreadPoolExecutor(1, "snapshot") as reader:
+        coming = reader.submit(next, found, None)
+        while (one := coming.result()) is not None:
+            coming = reader.submit(next, found, None)
+            yield one
+
+
 def _put_buckets(snapshot: Snapshot, part: ModelPart, model: ModelState) -> dict[int, npt.NDArray[np.int64]]:
     """By table, the last record that each bucket contains. Raises DamagedData.
 
@@ -271,7 +284,7 @@ def _put_buckets(snapshot: Snapshot, part: ModelPart, model: ModelState) -> dict
     updates = {table: np.full(held.spec.buckets, -1) for table, held in enumerate(tables)}
     for table, here in enumerate(model.replica.layout.buckets):
         numbers[table][list(here)] = 0
-    for number, group in snapshot.buckets(part):
+    for number, group in _ahead(snapshot.buckets(part)):
         for table, saved in group:
             contents = saved.contents if isinstance(saved, BucketChanges) else saved
             if numbers[table][contents.bucket] == _ELSEWHERE:

@@ -199,7 +199,7 @@ class RowStore:
         """
         if (known := self._recent.take(ids)) is not None:
             return known
-        first, found = self._insert(ids, touched)
+        first, found = self._insert(ids, touched, are_new=False)
         if self.paged is not None and first < self.count:
             try:
                 for piece in self.paged.pieces(self.count - first):
@@ -216,10 +216,11 @@ class RowStore:
             self._remove(self.ids[first : self.count].copy())
             self.paged.moved(_NO_ROWS, self.count)
 
-    def _insert(self, ids: Ids, touched: int) -> tuple[int, npt.NDArray[np.int64]]:
-        """The first new row and the row of each id; new ones have no place yet."""
+    def _insert(self, ids: Ids, touched: int, *, are_new: bool) -> tuple[int, npt.NDArray[np.int64]]:
+        """The first new row and the row of each id; new ones have no place yet. ``are_new``: all are."""
         self.room_for(ids.size)
-        self._make_room(ids)
+        for bucket, rows in self._too_small(ids, are_new=are_new):
+            self._resize(bucket, rows)
         found = np.empty(ids.size, np.int64)
         first = self.count
         self.count = _ended(
@@ -247,7 +248,7 @@ class RowStore:
     def write(self, columns: Columns) -> None:
         """Add copied rows, for ids without one. Raises TableFull before anything changes."""
         rows = slice(self.count, self.count + columns.ids.size)
-        self._insert(columns.ids, 0)
+        self._insert(columns.ids, 0, are_new=True)
         self.touched[rows] = columns.touched
         if self.paged is not None:
             try:
@@ -289,9 +290,9 @@ class RowStore:
         columns = self.ids, self.touched, self.uses, self._moving
         _ended(id_map.remove(ids, self._salt, self.count, self._addresses, self._capacities, self.counts, *columns))
         self.count -= ids.size
-        for bucket in np.flatnonzero(self.counts < _EMPTIEST * self._capacities):
-            if self._capacities[bucket] > _ALWAYS_KEPT:
-                self._resize(int(bucket), int(self.counts[bucket]))
+        empty = (self._capacities > _ALWAYS_KEPT) & (self.counts < _EMPTIEST * self._capacities)
+        for bucket in np.flatnonzero(empty):
+            self._resize(int(bucket), int(self.counts[bucket]))
         if self._most - self.count > max(_KEPT_ROWS, self._most // 8):
             for column in self._reserved:
                 column.give_back(self.count, max(self._most, self._populated))
@@ -345,7 +346,7 @@ class RowStore:
             known.distinct = bool(unique(ids)[0].size == ids.size)
             return known.distinct and known.missing > 0
         if known.growing is None:
-            known.growing = self._too_small(ids)
+            known.growing = self._too_small(ids, are_new=False)
         moved = 0
         while known.growing and moved < _MOVED_AT_ONCE:
             bucket, rows = known.growing.pop()
@@ -375,11 +376,7 @@ class RowStore:
 
         return populate
 
-    def _make_room(self, ids: Ids) -> None:
-        for bucket, rows in self._too_small(ids):
-            self._resize(bucket, rows)
-
-    def _too_small(self, ids: Ids) -> list[tuple[int, int]]:
+    def _too_small(self, ids: Ids, *, are_new: bool) -> list[tuple[int, int]]:
         """The buckets whose maps are too small for the new ones among ``ids``, and how many rows each will have."""
         buckets = buckets_of(ids, self.counts.size)
         full = _FULLEST * self._capacities
@@ -387,7 +384,7 @@ class RowStore:
         if not tight.any():
             return []
         of_tight = np.flatnonzero(tight[buckets])
-        new = of_tight[self.find(ids[of_tight]) < 0]
+        new = of_tight if are_new else of_tight[self.find(ids[of_tight]) < 0]
         needed = self.counts + np.bincount(buckets[new], minlength=full.size)
         return [(int(bucket), int(needed[bucket])) for bucket in np.flatnonzero(needed > full)]
 

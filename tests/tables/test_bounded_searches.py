@@ -47,7 +47,7 @@ def test_a_search_in_a_map_without_an_empty_place_ends(search: Callable[[RowStor
 
 def test_an_insertion_of_more_ids_than_there_was_room_made_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     store = _store()
-    monkeypatch.setattr(store, "_make_room", lambda ids: None)
+    monkeypatch.setattr(store, "_too_small", lambda ids, are_new: [])
     with pytest.raises(InternalError):
         store.insert(MISSING, 2)
 

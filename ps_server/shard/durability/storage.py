@@ -15,7 +15,7 @@ from ps_protocol.logs import EventLogger
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.log.durable import DurableLog, Saved
 from ps_server.log.entries import MemoryLog, UpdateLog
-from ps_server.log.folder import DataFolder, log_room
+from ps_server.log.folder import DataFolder, log_room, make_writable
 from ps_server.log.recovery import recover
 from ps_server.shard import times
 from ps_server.shard.durability.snapshotter import SnapshotSource, Snapshotter
@@ -105,9 +105,15 @@ class Storage:
     async def open(cls, shard: int, config: StorageConfig, executor: ShardExecutor) -> Self:
         """Lock the directory and recover its state. Raises ConfigError, DamagedData, StorageFull, OSError."""
         storage = cls(executor, config, shard)
-        if config.data_dir is not None and config.durability is not Durability.MEMORY:
-            with log_room(shard, config.data_dir):
-                await storage._open(shard, config.data_dir)
+        if config.data_dir is None:
+            return storage
+        if config.durability is Durability.MEMORY:
+            # Nothing is kept, and rows that are not in memory are still to be on this disk.
+            folder = storage.row_memory.folder = config.data_dir / f"shard-{shard}"
+            make_writable(folder)
+            return storage
+        with log_room(shard, config.data_dir):
+            await storage._open(shard, config.data_dir)
         return storage
 
     async def _open(self, shard: int, data_dir: Path) -> None:
