@@ -36,6 +36,7 @@ from ps_protocol.cluster.view import (
     MoveProgress,
     Role,
 )
+from ps_protocol.cluster.weights import WeightsPiece, WeightsPin, WeightsReader, WeightsState, WeightsVersion
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
@@ -68,6 +69,11 @@ __all__ = [
     "ScaleProgress",
     "StalePolicy",
     "TableTotals",
+    "WeightsPiece",
+    "WeightsPin",
+    "WeightsReader",
+    "WeightsState",
+    "WeightsVersion",
     "WrittenCheckpoint",
     "ailments",
     "connect",

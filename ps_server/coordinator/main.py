@@ -134,7 +134,7 @@ async def serve(
             workers,
             view.consistency,
         )
-        metrics = _serve_metrics(config.metrics, driver, checkpoints, moves, limit_counts, security)
+        metrics = _serve_metrics(config.metrics, driver, checkpoints, moves, publishing, limit_counts, security)
         driver.metrics_url = metrics.url if metrics else ""
         page = serve_page(config.bind, config.page_port, recorder, security)
         if config.ready_file is not None:
@@ -176,12 +176,13 @@ def _serve_metrics(
     driver: Driver,
     checkpoints: Checkpoints,
     moves: MoveRunner,
+    publishing: PublishRunner,
     limits: LimitCounts,
     security: Security,
 ) -> MetricsServer | None:
     """Serve the coordinator's metrics, and the addresses of all members' beside them. Raises ConfigError."""
     loop = asyncio.get_running_loop()
-    metrics = CoordinatorMetrics(driver, checkpoints, moves, limits)
+    metrics = CoordinatorMetrics(driver, checkpoints, moves, limits, publishing)
     return serve_metrics(
         config,
         COORDINATOR.role,

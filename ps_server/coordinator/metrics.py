@@ -12,6 +12,7 @@ from ps_protocol.metrics.server import Target
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.jobs.publish_runner import PublishRunner
 from ps_server.limits import LimitCounts
 from ps_server.serving.metrics import SERVER, read_limits
 
@@ -69,6 +70,15 @@ CHECKPOINT = COORDINATOR.histogram("checkpoint_seconds", "Duration of a checkpoi
 CHECKPOINT_AGE = COORDINATOR.gauge(
     "checkpoint_age_seconds", "Since the last checkpoint was begun that is complete; absent before the first."
 )
+PUBLICATIONS = COORDINATOR.counter("weights_versions_total", "Versions published, by result: done or failed.", "result")
+PUBLISH = COORDINATOR.histogram("weights_publish_seconds", "From the call of a publisher until a version is committed.")
+NEWEST_WEIGHTS = COORDINATOR.gauge("weights_newest_version", "Number of the newest published version.", "name")
+WEIGHTS_READERS = COORDINATOR.gauge("weights_readers", "Readers of published weights.", "name")
+WEIGHTS_BEHIND = COORDINATOR.gauge(
+    "weights_behind_versions",
+    "Versions that the reader of published weights that is furthest behind has not got.",
+    "name",
+)
 LEASES = COORDINATOR.gauge("data_leases", "Workers that hold a range of a dataset.")
 LEASED_ITEMS = COORDINATOR.gauge("data_leased_items", "Items in the ranges of datasets that workers hold.")
 
@@ -76,7 +86,15 @@ LEASED_ITEMS = COORDINATOR.gauge("data_leased_items", "Items in the ranges of da
 class CoordinatorMetrics:
     """Reads the numbers of the coordinator. Called on its event loop."""
 
-    def __init__(self, driver: Driver, checkpoints: Checkpoints, moves: MoveRunner, limits: LimitCounts) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        checkpoints: Checkpoints,
+        moves: MoveRunner,
+        limits: LimitCounts,
+        publishing: PublishRunner | None = None,
+    ) -> None:
+        self._publishing = publishing or PublishRunner(driver, checkpoints.busy)
         self._limits = limits
         self._driver = driver
         self._checkpoints = checkpoints
@@ -113,6 +131,14 @@ class CoordinatorMetrics:
         yield CHECKPOINT.of(checkpoints.times.value)
         if (age := checkpoints.age_seconds) is not None:
             yield CHECKPOINT_AGE.of(age)
+        yield PUBLICATIONS.of(self._publishing.done, "done")
+        yield PUBLICATIONS.of(self._publishing.failed, "failed")
+        yield PUBLISH.of(self._publishing.times.value)
+        for state in self._driver.weights():
+            yield NEWEST_WEIGHTS.of(state.newest, state.name)
+            yield WEIGHTS_READERS.of(len(state.readers), state.name)
+            behind = (state.newest - reader.have for reader in state.readers)
+            yield WEIGHTS_BEHIND.of(max(behind, default=0), state.name)
         holders, items = self._driver.data_leases
         yield LEASES.of(holders)
         yield LEASED_ITEMS.of(items)

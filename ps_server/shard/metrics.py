@@ -92,6 +92,13 @@ FEED_LAG = SHARD.gauge(
     "feed_lag_updates", "Updates of the table that the slowest reader has not got.", "model", "table"
 )
 
+WEIGHTS_BYTES = SHARD.gauge(
+    "weights_held_bytes", "Bytes of the pieces of published weights that the shard keeps.", "name"
+)
+WEIGHTS_SENT = SHARD.counter(
+    "weights_sent_bytes_total", "Bytes of published weights sent to readers, by form: delta or full.", "form"
+)
+
 LOG_BYTES = SHARD.counter("log_bytes_total", "Bytes written to the log.")
 LOG_RECORDS = SHARD.gauge("log_records", "Number of the last record of the log.")
 LOG_FSYNC = SHARD.histogram("log_fsync_seconds", "How long the disk took to have a record, where it is waited for.")
@@ -145,6 +152,7 @@ class ShardMetrics:
             yield from _model(model)
             yield from _tables(model)
         yield from self._readers()
+        yield from self._weights()
         yield from self._durability()
 
     def _traffic(self) -> Iterator[Sample]:
@@ -166,6 +174,15 @@ class ShardMetrics:
                 found = lags.get((model.name, table.spec.name), [])
                 yield FEED_READERS.of(len(found), model.name, table.spec.name)
                 yield FEED_LAG.of(max(found, default=0), model.name, table.spec.name)
+
+    def _weights(self) -> Iterator[Sample]:
+        weights, held = self._service.weights, Counter[str]()
+        for name, _, size in weights.held:
+            held[name] += size
+        for name, size in held.items():
+            yield WEIGHTS_BYTES.of(size, name)
+        yield WEIGHTS_SENT.of(weights.delta_bytes, "delta")
+        yield WEIGHTS_SENT.of(weights.full_bytes, "full")
 
     def _durability(self) -> Iterator[Sample]:
         storage = self._storage

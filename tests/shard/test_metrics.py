@@ -403,6 +403,7 @@ def test_a_process_serves_every_metric_without_a_standby_or_a_reader(tmp_path: A
         security = {"auth_failures_total", "certificate_expiry_timestamp_seconds"}
         assert missing == security | {
             "pushes_refused_total",
+            "weights_held_bytes",
             "standby_connected",
             "standby_lag_records",
             "standby_lag_seconds",

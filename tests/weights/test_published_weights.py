@@ -437,6 +437,37 @@ def test_a_version_that_comes_damaged_and_whole_is_an_error_and_the_reader_goes_
         assert bits(mine) == bits(model)
 
 
+def test_an_operator_sees_what_is_published_and_keeps_a_version() -> None:
+    with running_job() as job, ps_worker.admin.connect(job.address) as operator:
+        assert operator.weights() == ()
+        cluster, optimizer = published(job, net(), keep=1)
+        operator.pin_weights("policy", 1, seconds=60.0)
+        for number in (2, 3):
+            cluster.publish("policy", optimizer, step=number, keep=1, wait=True)
+        (state,) = operator.weights()
+        assert (state.newest, state.keep, state.gone) == (3, 1, ())
+        assert [(pin.number, pin.holder) for pin in state.pins] == [(1, "operator")]
+        assert [version.number for version in state.versions] == [1, 3]
+        operator.pin_weights("policy", 1, seconds=0.0)
+        assert operator.weights()[0].pins == ()
+
+
+def test_tables_of_a_published_model_say_where_their_feeds_stood() -> None:
+    with running_job(shards=2) as job:
+        cluster = job.cluster()
+        model = nn.ModuleList([cluster.embedding(4, name="words"), nn.Linear(4, 1)])
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        model[1](model[0](torch.arange(20))).sum().backward()
+        optimizer.step()
+        cluster.publish("policy", optimizer, step=1, wait=True)
+        with reader(job) as versions:
+            version, mine = next(versions), nn.ModuleDict({"1": nn.Linear(4, 1)})
+        version.apply_(mine)
+        assert torch.equal(mine["1"].weight, model[1].weight)
+        (change,) = [c for c in ps_worker.feed.follow_table(job.address, "words", follow=False) if c.whole]
+        assert version.tables == {"words": change.cursor}
+
+
 def test_a_job_without_a_coordinator_is_given_up_after_the_readers_time() -> None:
     with running_job() as job:
         address = job.address

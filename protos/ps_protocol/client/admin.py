@@ -30,6 +30,7 @@ from ps_protocol.cluster.history import CheckpointFacts, JobHistory
 from ps_protocol.cluster.job_state import FINISHED, TRAINING, headline, job_state
 from ps_protocol.cluster.scaling import ScaleAsk, ScaleProgress
 from ps_protocol.cluster.view import ClusterStatus, Divergence, MoveProgress, Role
+from ps_protocol.cluster.weights import WeightsState
 from ps_protocol.errors import InvalidRequest, NotReady, Unavailable, UnknownModel
 from ps_protocol.feed.cursor import Cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
@@ -286,6 +287,25 @@ class AdminClient:
             What was reported until now, as in ``status().divergences``.
         """
         return self._client.acknowledge_divergence()
+
+    def weights(self) -> tuple[WeightsState, ...]:
+        """Return what the job publishes: by name, the versions that are kept, those that are gone, readers and pins."""
+        return self._client.get_weights()
+
+    def pin_weights(self, name: str, number: int, *, seconds: float = 3600.0, holder: str = "operator") -> None:
+        """Keep a published version although newer ones come.
+
+        Args:
+            name: What is published.
+            number: Number of the version.
+            seconds: For how long, from now: 30 days at most. 0: no longer.
+            holder: Who wants it; a later pin of the same holder and version replaces this one.
+
+        Raises:
+            InvalidRequest: There has been no such version, or the time cannot be.
+            VersionGone: It was removed.
+        """
+        self._client.pin_weights(name, number, holder, seconds)
 
     def move(
         self,
