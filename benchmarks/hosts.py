@@ -27,6 +27,7 @@ from benchmarks.cluster import running_cluster
 from benchmarks.ours import Flat
 from benchmarks.processes import end_with_parent
 from benchmarks.rows import MB, size
+from ps_worker.rows import SGD
 
 _NAMES = {False: "each by itself", True: "together"}
 _SERVERS, _WORKERS = "ps-bench-servers", "ps-bench-workers"
@@ -35,6 +36,13 @@ _ADDRESSES = {_SERVERS: "10.79.0.1", _WORKERS: "10.79.0.2"}
 _sizes = [
     click.option("--workers", type=click.IntRange(1), default=4, show_default=True),
     click.option("--nbytes", type=click.IntRange(4), default=100 * MB, show_default=True, help="Bytes of parameters."),
+    click.option(
+        "--rows",
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        help="Rows of 64 numbers of a table, which every worker uses in each step.",
+    ),
     click.option("--steps", type=click.IntRange(1), default=4, show_default=True, help="Steps that are timed."),
 ]
 
@@ -60,6 +68,7 @@ def main(
     output: Path | None,
     workers: int,
     nbytes: int,
+    rows: int,
     steps: int,
 ) -> None:
     """Compare a step of workers of one host that push by themselves with one that they push together."""
@@ -69,8 +78,9 @@ def main(
     with _link(mbit):
         for _ in range(rounds):
             for per_host, taken in found.items():
-                taken.append(_visit(workers, nbytes, steps, mode, per_host=per_host))
-    click.echo(f"{workers} workers, {size(nbytes)}, {mode}, {mbit} Mbit/s; medians of {rounds} rounds")
+                taken.append(_visit(workers, nbytes, rows, steps, mode, per_host=per_host))
+    of_rows = f" and {rows:,} rows" if rows else ""
+    click.echo(f"{workers} workers, {size(nbytes)}{of_rows}, {mode}, {mbit} Mbit/s; medians of {rounds} rounds")
     for per_host, taken in found.items():
         seconds, sent, received = (statistics.median(each[name] for each in taken) for name in taken[0])
         click.echo(
@@ -80,7 +90,9 @@ def main(
     click.echo(f"together: {statistics.median(ratios):.2f} times faster ({min(ratios):.2f} - {max(ratios):.2f})")
     if output:
         kept = {_NAMES[per_host]: taken for per_host, taken in found.items()}
-        output.write_text(json.dumps({"machine": report.machine(), "bytes": nbytes, "rows": kept}, indent=2) + "\n")
+        output.write_text(
+            json.dumps({"machine": report.machine(), "bytes": nbytes, "ids": rows, "rows": kept}, indent=2) + "\n"
+        )
 
 
 @main.command()
@@ -102,10 +114,11 @@ def server(bind: str, workers: int, mode: str) -> None:
 @click.option("--coordinator", required=True, help="What the server said.")
 @click.option("--per-host/--no-per-host", default=True, show_default=True)
 @_sized
-def workers(coordinator: str, per_host: bool, workers: int, nbytes: int, steps: int) -> None:
+def workers(coordinator: str, per_host: bool, workers: int, nbytes: int, rows: int, steps: int) -> None:
     """Run the workers of one host, and say how long a step took and how many bytes went over the network."""
     command = [sys.executable, "-m", "benchmarks.hosts", "worker", "--coordinator", coordinator]
-    command += ["--nbytes", str(nbytes), "--steps", str(steps), "--per-host" if per_host else "--no-per-host"]
+    command += ["--nbytes", str(nbytes), "--rows", str(rows), "--steps", str(steps)]
+    command.append("--per-host" if per_host else "--no-per-host")
     with ExitStack() as ends:
         started = [_started(ends, [*command, "--rank", str(rank)]) for rank in range(workers)]
         said = [process.communicate()[0] for process in started]
@@ -119,28 +132,38 @@ def workers(coordinator: str, per_host: bool, workers: int, nbytes: int, steps: 
 @click.option("--per-host/--no-per-host", required=True)
 @click.option("--rank", type=int, required=True)
 @click.option("--nbytes", type=int, required=True)
+@click.option("--rows", type=int, required=True)
 @click.option("--steps", type=int, required=True)
-def worker(coordinator: str, per_host: bool, rank: int, nbytes: int, steps: int) -> None:
+def worker(coordinator: str, per_host: bool, rank: int, nbytes: int, rows: int, steps: int) -> None:
     """Be one of them."""
     torch.set_num_threads(1)
     # Two namespaces of one machine would find each other's shared memory.
     with ps_worker.connect(coordinator, rank=rank, device="cpu", transport="bulk", per_host=per_host) as cluster:
-        model = Flat(nbytes, 4)
-        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=1e-6)
+        model, ids = Flat(nbytes, 4), torch.arange(rows)
+        table = cluster.embedding(64, name="rows", optimizer=SGD(lr=1e-6)) if rows else None
+        optimizer = cluster.optimizer(
+            torch.optim.SGD, torch.nn.ModuleList([model, table] if table is not None else [model]), lr=1e-6
+        )
         model.set_gradients()
-        for _ in range(2):
+
+        def step() -> None:
+            if table is not None:
+                table(ids).sum().backward()
             optimizer.step()
+
+        for _ in range(2):
+            step()
         cluster.gather_values(rank)
         before, began = _network_bytes(), time.perf_counter()
         for _ in range(steps):
-            optimizer.step()
+            step()
         cluster.gather_values(rank)
         seconds, after = (time.perf_counter() - began) / steps, _network_bytes()
     sent, received = ((end - begin) / steps for begin, end in zip(before, after, strict=True))
     click.echo(json.dumps({"seconds": seconds, "sent": sent, "received": received}))
 
 
-def _visit(workers: int, nbytes: int, steps: int, mode: str, *, per_host: bool) -> dict[str, float]:
+def _visit(workers: int, nbytes: int, rows: int, steps: int, mode: str, *, per_host: bool) -> dict[str, float]:
     """What one job takes per step; it starts and ends here."""
     program = [sys.executable, "-m", "benchmarks.hosts"]
     with ExitStack() as ends:
@@ -150,7 +173,7 @@ def _visit(workers: int, nbytes: int, steps: int, mode: str, *, per_host: bool) 
         servers = _started(ends, [*_inside(_SERVERS), *insecure, *program, *of_server])
         assert servers.stdout is not None
         address = servers.stdout.readline().strip()
-        sizes = ["--workers", str(workers), "--nbytes", str(nbytes), "--steps", str(steps)]
+        sizes = ["--workers", str(workers), "--nbytes", str(nbytes), "--rows", str(rows), "--steps", str(steps)]
         host = "--per-host" if per_host else "--no-per-host"
         of_workers = ["workers", "--coordinator", address, host, *sizes]
         said = _started(ends, [*_inside(_WORKERS), *program, *of_workers]).communicate()[0]
