@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Literal
 
 import torch
 
@@ -36,7 +37,7 @@ def connect(
     security: SecuritySettings | None = None,
     local: bool = True,
     name: str | None = None,
-    per_host: bool | None = None,
+    per_host: bool | Literal["sync"] | None = None,
 ) -> Cluster:
     """Join a job as a worker or evaluator, and return once all expected members are there.
 
@@ -69,7 +70,8 @@ def connect(
             gives another name each time, the same on all workers; else it goes on with the models and the data of
             before.
         per_host: Push together with the other workers of this host: one of them sends the mean of their gradients, and
-            receives the parameters for all. False where neither this nor ``PS_PER_HOST`` says so.
+            receives the parameters for all. "sync": while the mode is ``sync`` without backup workers, where the result
+            is the same. False where neither this nor ``PS_PER_HOST`` says so.
 
     Returns:
         The connection, best used in a ``with`` block.

@@ -134,6 +134,8 @@ class Plan:
     faults: tuple[Fault, ...] = field(default=())
     #: Workers of each host, which push together; 1: each pushes by itself.
     per_host: int = 1
+    #: They do so while the mode is sync, and not in others.
+    per_host_in_sync: bool = False
 
     @property
     def loses_no_view(self) -> bool:
@@ -170,6 +172,7 @@ class Plan:
         kept = "durable" if self.durable else "snapshot"
         own = f", models {self.stale}" if self.stale else ""
         hosts = f" on hosts of {self.per_host}" if self.per_host > 1 else ""
+        hosts += " in sync" if self.per_host_in_sync else ""
         return (
             f"{self.shards} shards, {self.workers} workers{hosts} x {self.phases} phases x {self.steps} steps, "
             f"{self.consistency}{own}, {kept}, {len(self.faults)} faults until {self.quiet_at:.0f} s"

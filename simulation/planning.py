@@ -100,7 +100,8 @@ def _with_hosts(plan: Plan, size: Size, random: Random) -> Plan:
         return plan
     count = random.randrange(7) if "host" in size.faults else 0
     more = [Fault(random.uniform(1.0, plan.quiet_at), "host") for _ in range(count)]
-    return replace(plan, per_host=per_host, faults=in_order((*plan.faults, *more)))
+    in_sync = random.random() < 0.3
+    return replace(plan, per_host=per_host, per_host_in_sync=in_sync, faults=in_order((*plan.faults, *more)))
 
 
 def _rows(shards: int, random: Random) -> tuple[int, ...]:

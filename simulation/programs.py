@@ -26,7 +26,7 @@ from ps_server.shard.config import Acknowledge, ShardConfig, SideChannelConfig
 from ps_worker import Cluster
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.rows import SGD, Constant
-from ps_worker.session.config import WorkerConfig
+from ps_worker.session.config import PerHost, WorkerConfig
 from ps_worker.session.session import Session
 from simulation.plan import Plan
 from simulation.runtime.disk import WRITE_POINTS, Disk, Files
@@ -254,7 +254,8 @@ class WorkerProgram(Program):
 
     def _train(self) -> None:
         plan = self._plan
-        config = WorkerConfig(COORDINATOR, rank=self.rank, device="cpu", transport="grpc", per_host=plan.per_host > 1)
+        per_host: PerHost = "sync" if plan.per_host_in_sync else plan.per_host > 1
+        config = WorkerConfig(COORDINATOR, rank=self.rank, device="cpu", transport="grpc", per_host=per_host)
         with Cluster(Session.join(config)) as cluster:
             table = cluster.embedding(2, name="rows", optimizer=SGD(lr=1.0), init=Constant(0.0))
             self._table = table if plan.has_table else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from ps_protocol import times
 from ps_protocol.cluster.address import is_service_link, split_address
@@ -55,6 +55,8 @@ def _count(name: str, environ: Mapping[str, str]) -> int:
     return count
 
 
+PerHost = bool | Literal["sync"]
+
 T = TypeVar("T")
 
 
@@ -97,8 +99,8 @@ class WorkerConfig:
     security: SecuritySettings = field(default_factory=SecuritySettings)
     #: How long SIGTERM waits for the end of a step.
     termination_seconds: float = TERMINATION_SECONDS
-    #: Push together with the other workers of this host.
-    per_host: bool = False
+    #: Push together with the other workers of this host; "sync": while each step is one update of all workers.
+    per_host: PerHost = False
     #: The file for liveness probes; it is touched while this process is a member and its threads run.
     alive_file: Path | None = None
 
@@ -120,7 +122,7 @@ class WorkerConfig:
         connect_timeout_seconds: float | None = None,
         reconnect_timeout_seconds: float | None = None,
         security: SecuritySettings | None = None,
-        per_host: bool | None = None,
+        per_host: PerHost | None = None,
     ) -> WorkerConfig:
         """Argument, else ``PS_*``, else ``TF_CONFIG``, else torchrun's variables, else default.
 
@@ -151,7 +153,7 @@ class WorkerConfig:
             termination_seconds=_seconds(environ, "PS_TERMINATION_SECONDS", None, TERMINATION_SECONDS),
             alive_file=Path(environ["PS_ALIVE_FILE"]) if "PS_ALIVE_FILE" in environ else None,
             security=security or SecuritySettings.from_environment(environ),
-            per_host=_switch("PS_PER_HOST", environ) if per_host is None else per_host,
+            per_host=_per_host(environ) if per_host is None else per_host,
         )
 
 
@@ -220,6 +222,15 @@ def _switch(name: str, environ: Mapping[str, str]) -> bool:
     if value not in ("0", "1"):
         raise ConfigError(f"{name} is not 0 or 1", actual=repr(value), remedy=f"correct {name} or leave it out")
     return value == "1"
+
+
+def _per_host(environ: Mapping[str, str]) -> PerHost:
+    value = environ.get("PS_PER_HOST", "0")
+    if value not in ("0", "1", "sync"):
+        raise ConfigError(
+            "PS_PER_HOST is not 0, 1 or sync", actual=repr(value), remedy="correct PS_PER_HOST or leave it out"
+        )
+    return "sync" if value == "sync" else value == "1"
 
 
 def _metrics_port(text: str) -> int | None:

@@ -423,6 +423,11 @@ class Session:
         return self.view.consistency
 
     @property
+    def pushes_with_host(self) -> bool:
+        """Whether this worker is to push together with the others of its host now."""
+        return self.host is not None and (self._config.per_host is True or self.consistency.in_lockstep)
+
+    @property
     def workers(self) -> Sequence[int]:
         """Ranks of the live workers, including this one, in ascending order."""
         return sorted({*self.view.live(Role.WORKER), self.rank})

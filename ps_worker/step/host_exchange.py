@@ -32,6 +32,7 @@ from ps_worker.host.group import HostGroup
 from ps_worker.host.leader import CombinedPush, Leader, LiveWorkers, TakenDeposit
 from ps_worker.host.memory import HostMean, HostShare, LentParameters, LentRows
 from ps_worker.host.messages import (
+    FOREVER,
     Deposit,
     HostHello,
     HostWorker,
@@ -108,6 +109,10 @@ class HostExchange:
 
     def exchange(self, push: StepPush, streams: Sequence[ShardStream], answers: Answers) -> list[StepSummary]:
         """As ``answers``, whose push may be that of another worker. Raises as that does."""
+        if not self._session.pushes_with_host:
+            if self._until != FOREVER:
+                self.away(FOREVER)
+            return self._reaching(push, answers(push))
         if push.alone:
             return self.alone(push, answers)
         return self._reaching(push, self._exchange(push, streams, answers))

@@ -25,6 +25,7 @@ from ps_protocol.retry import SHARD, Attempts
 from ps_protocol.tracing.tracer import Attributes
 from ps_protocol.wire.formats import RAW
 from ps_protocol.wire.shared_memory import KeptMappings
+from ps_worker.host.messages import FOREVER
 from ps_worker.memory.flat import FlatModel
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.model.optimizer_state import StateByNumber, join_state, split_state
@@ -415,7 +416,10 @@ class StepPipeline:
 
     def _host_exchange(self, flat: FlatModel, gradients: Gradients, style: StepSettings) -> HostExchange | None:
         folder = self._session.host
-        if folder is None or not gradients.on_host:
+        if folder is None:
+            return None
+        if not gradients.on_host:
+            folder.away(FOREVER)
             return None
         return HostExchange(self._session, folder, flat, gradients, self.shard_map.spec, style, self._check_waiting)
 

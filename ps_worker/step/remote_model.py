@@ -87,7 +87,7 @@ class RemoteModel:
         self._flat = FlatModel(declaration.bindings, shard_map, doubled=doubled)
         # Shards change the gradients that they clip: what is parked would change with them.
         two = self._flat.double is not None and not self.spec.clip_grad_norm
-        on_host = session.host is not None
+        on_host = session.pushes_with_host
         self._gradients = Gradients(self._flat.plan, declaration.bindings, doubled=two, on_host=on_host)
         self.pipeline = StepPipeline(
             session,

@@ -729,3 +729,61 @@ def test_who_waits_for_rows_on_a_shard_is_not_waited_for_by_a_worker_of_its_host
             found = [future.result(60) for future in [pool.submit(one, rank) for rank in range(2)]]
     assert rounds
     assert found[0] == found[1]
+
+
+# -- only in sync
+
+
+def test_who_is_to_push_together_in_sync_does_so_in_that_mode_alone(rounds):
+    made: list[int] = []
+
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        model = net(0)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        for number, step in enumerate(batches(24, 2)):
+            if number in (6, 12, 18):
+                cluster.gather_values(number)
+                if cluster.rank == 0:
+                    made.append(len(rounds))
+                    cluster.set_mode({6: "async", 12: "ssp", 18: "sync"}[number])
+                cluster.gather_values(-number)
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            optimizer.step()
+        cluster.barrier()
+        return values(model)
+
+    with running_job(1, 2, consistency=SYNC) as job:
+
+        def one(rank: int) -> list[torch.Tensor]:
+            with job.cluster(rank=rank, host=0, per_host="sync") as cluster:
+                return work(cluster)
+
+        with ThreadPoolExecutor(2) as pool:
+            found = [future.result(100) for future in [pool.submit(one, rank) for rank in range(2)]]
+    assert_bitwise(found[0], found[1])
+    # The view with a new mode may come a step late.
+    assert made[0] == 6
+    assert made[2] - made[0] <= 2
+    assert len(rounds) > made[2]
+
+
+def test_a_model_that_is_made_in_another_mode_has_its_gradients_where_shards_take_them(rounds):
+    def work(cluster: Cluster) -> bool:
+        model = net(0)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        for step in batches(3, 2):
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            optimizer.step()
+        return optimizer._model._gradients.on_host
+
+    with running_job(1, 2, consistency=Consistency(Mode.ASYNC)) as job:
+
+        def one(rank: int) -> bool:
+            with job.cluster(rank=rank, host=0, per_host="sync") as cluster:
+                return work(cluster)
+
+        with ThreadPoolExecutor(2) as pool:
+            assert [future.result(100) for future in [pool.submit(one, rank) for rank in range(2)]] == [False, False]
+    assert not rounds

@@ -29,7 +29,7 @@ from ps_server.serving import grpc_server
 from ps_server.shard.config import ShardConfig
 from ps_server.shard.process import serve as serve_shard
 from ps_worker import Cluster
-from ps_worker.session.config import WorkerConfig
+from ps_worker.session.config import PerHost, WorkerConfig
 from ps_worker.session.session import Session
 from tests.support.certificates import security_of
 from tests.support.loops import LoopThread
@@ -134,17 +134,18 @@ class Job:
         *,
         take_over: bool = False,
         host: int | None = None,
+        per_host: PerHost = True,
     ) -> Cluster:
         """A member that leaves, at the latest, at the end of the test.
 
-        ``host``: it pushes together with others of this number, 0 or 1.
+        ``host``: it pushes together with others of this number, 0 or 1, as ``per_host`` says.
         """
         config = replace(self.config(role, rank, transport=transport), take_over=take_over)
         if host is not None:
             # Workers that name the coordinator otherwise do not find each other.
             port = self.address.rpartition(":")[2]
             config = replace(
-                config, per_host=True, coordinator=f"{('127.0.0.1', 'localhost', '127.0.0.2')[host]}:{port}"
+                config, per_host=per_host, coordinator=f"{('127.0.0.1', 'localhost', '127.0.0.2')[host]}:{port}"
             )
         cluster = Cluster(Session.join(config))
         self.exits.callback(cluster.close)

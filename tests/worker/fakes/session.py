@@ -28,6 +28,7 @@ class FakeSession:
 
     takes_turns = False
     host = None
+    pushes_with_host = False
     exchanging = staticmethod(nullcontext)
 
     def __init__(self, shards: int = 2, rank: int = 0, incarnation: int = 1) -> None:

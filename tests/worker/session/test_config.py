@@ -153,5 +153,6 @@ def test_workers_of_a_host_push_together_where_the_argument_or_the_environment_s
     assert WorkerConfig.from_environment({**given, "PS_PER_HOST": "1"}).per_host
     assert WorkerConfig.from_environment(given, per_host=True).per_host
     assert not WorkerConfig.from_environment({**given, "PS_PER_HOST": "1"}, per_host=False).per_host
-    with pytest.raises(ConfigError, match="PS_PER_HOST is not 0 or 1"):
+    assert WorkerConfig.from_environment({**given, "PS_PER_HOST": "sync"}).per_host == "sync"
+    with pytest.raises(ConfigError, match="PS_PER_HOST is not 0, 1 or sync"):
         WorkerConfig.from_environment({**given, "PS_PER_HOST": "yes"})
