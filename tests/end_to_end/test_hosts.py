@@ -155,9 +155,10 @@ def test_parameters_without_a_gradient_on_some_or_all_workers_are_as_they_are_wi
         def __init__(self, rank: int) -> None:
             super().__init__()
             self.net, self.frozen, self.odd = net(0), nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
-            torch.manual_seed(5)
+            # Its own: workers are threads here.
+            generator = torch.Generator().manual_seed(5)
             for layer in (self.frozen, self.odd):
-                nn.init.normal_(layer.weight)
+                nn.init.normal_(layer.weight, generator=generator)
             nn.init.zeros_(self.frozen.bias)
             self.frozen.requires_grad_(False)
             self._is_odd = rank % 2 == 1
