@@ -35,6 +35,7 @@ from ps_server.cli.psctl.tables import tables
 from ps_server.cli.psctl.top import report, top
 from ps_server.cli.psctl.trace import trace
 from ps_server.cli.psctl.wait import wait
+from ps_server.cli.psctl.weights import weights
 from ps_server.settings import configured, options
 
 
@@ -84,6 +85,7 @@ main.add_command(wait)
 main.add_command(learning_rates)
 main.add_command(divergence)
 main.add_command(trace)
+main.add_command(weights)
 main.add_command(top)
 main.add_command(report)
 
