@@ -62,10 +62,6 @@ class StartQuorum:
         if rank < self._expected_workers:
             self._seen.add((Role.WORKER, rank))
 
-    def finish(self) -> None:
-        """Note that the job is finished: the next run begins without members."""
-        self._seen.clear()
-
     def complete(self, shards: Iterable[int], live: Collection[Key]) -> bool:
         """Whether a job that has not started starts now: these ``shards`` and all expected workers have joined.
 
@@ -420,17 +416,16 @@ class MembershipState:
         record = self._members.find(role, index, incarnation)
         how = self._end(record, f"{_LEFT}: {why}" if why else _LEFT, now)
         reasons = [f"{record.member} {how}"]
+        if role is Role.WORKER and not why:
+            self._quorum.is_done(index)
         last = role is Role.WORKER and not self._members.ranks
         if last and not why and self._view.now.started:
             reasons.append("every worker has left: the job is finished")
-            self._quorum.finish()
             self._scaling.finish()
             self._change(finished=True)
         elif last and why:
             reasons += self._lost_all()
         else:
-            if role is Role.WORKER and not why:
-                self._quorum.is_done(index)
             self._change()
         failed = role is Role.WORKER and bool(why) and not why.startswith(_INTERRUPTED) and how != _ENDED
         return StateChange(None, "; ".join([*reasons, *self._open_barrier()]), loss=failed)

@@ -69,6 +69,20 @@ def test_a_worker_that_was_done_is_not_waited_for_again() -> None:
     assert not c.state.view.started
 
 
+def test_one_that_returns_after_all_others_were_done_is_not_to_wait_for_them_when_it_is_lost_again() -> None:
+    c, (first, second) = running()
+    lose(c, first)
+    c.leave(second)
+    lose(c, c.worker(0))
+    c.worker(0)
+    assert c.state.view.started
+    # In another run each that comes counts again.
+    c.leave(c.worker(1))
+    lose(c, c.worker(0), c.worker(1))
+    c.worker(0)
+    assert not c.state.view.started
+
+
 def test_a_shard_that_is_away_meanwhile_is_not_waited_for() -> None:
     c, joined = running()
     lose(c, c.shard(), *joined)
