@@ -61,7 +61,7 @@ class OnArrival:
         if push.skipped:
             return PushDecision(Verdict.SKIP)
         if not staleness or (factor := self.factor(staleness, workers)) == 1.0:
-            return PushDecision(Verdict.APPLY, staleness=staleness)
+            return PushDecision(Verdict.APPLY, 1.0, staleness)
         if not factor:
             return PushDecision(
                 Verdict.STALE, staleness=staleness, reason=f"staleness {staleness}, the rule is to {self.factor}"

@@ -22,10 +22,8 @@ from ps_server.consistency.events import (
 )
 from ps_server.consistency.modes import rule_for
 from ps_server.consistency.rounds import PendingRounds, RoundNorms
-from ps_server.consistency.tracker_state import STALENESS_BUCKETS, Counts, TrackerState
+from ps_server.consistency.tracker_state import Counts, TrackerState
 from ps_server.consistency.vector import ClockVector
-
-_APPLIED = Verdict.APPLY.value
 
 LIMIT = 1 << 48
 """Phases, clocks and sequences are below: others may have to continue from the highest."""
@@ -129,39 +127,39 @@ class Tracker:
 
         A combined push is taken for all of its workers or for none.
         """
-        worker = push.worker
-        participant = self._participants.get(worker.rank)
-        if participant is None or self._live.get(worker.rank) != worker.incarnation:
+        worker, position, sequence = push.worker, push.position, push.sequence
+        rank = worker.rank
+        participant = self._participants.get(rank)
+        if participant is None or self._live.get(rank) != worker.incarnation:
             participant = self._participant(worker)
         if push.others and (why := self._apart(push)):
             return self.separate(why)
-        if push.sequence <= participant.last_sequence:
+        if sequence <= participant.last_sequence:
             self.counts.outcomes[Verdict.DUPLICATE.value] += 1
-            return PushDecision(Verdict.DUPLICATE, reason=f"push {push.sequence} was accepted before")
-        own, position = self._clocks.positions[worker.rank], push.position
-        if max(*position, push.sequence) >= LIMIT:
+            return PushDecision(Verdict.DUPLICATE, reason=f"push {sequence} was accepted before")
+        own, clock = self._clocks.positions[rank], position.clock
+        if sequence >= LIMIT or clock >= LIMIT or position.phase >= LIMIT:
             raise _out_of_range(push, LIMIT)
-        if position <= own or position.clock < 1:
+        if position <= own or clock < 1:
             raise _does_not_rise(push, own)
         staleness = max(0, self.version - push.pulled_version)
         decision = self._rule.decide(push, staleness, len(self._live), self.norms.closed or self.applied)
-        participant.last_sequence = push.sequence
-        self._clocks.place(worker.rank, position)
+        participant.last_sequence = sequence
+        self._clocks.place(rank, position)
         for other in push.others:
             self._participants[other.worker.rank].last_sequence = other.sequence
             self._clocks.place(other.worker.rank, other.position)
         self._started = True
-        match decision.verdict:
-            case Verdict.APPLY:
-                self.version += 1
-                self._applied(push, decision.staleness)
-            case Verdict.HOLD:
+        verdict = decision.verdict
+        if verdict is Verdict.APPLY:
+            self.version += 1
+            self._applied(push, decision.staleness)
+        elif verdict is Verdict.HOLD:
+            self.rounds.add(push)
+        else:
+            if verdict is Verdict.SKIP and self._rule.collects:
                 self.rounds.add(push)
-            case Verdict.SKIP if self._rule.collects:
-                self.rounds.add(push)
-                self.counts.outcomes[Verdict.SKIP.value] += 1
-            case _:
-                self.counts.outcomes[decision.verdict.value] += 1
+            self.counts.outcomes[verdict.value] += 1
         return decision
 
     def _apart(self, push: PushInfo) -> str:
@@ -302,7 +300,7 @@ class Tracker:
         if squared_norm is not None and pushes:
             self.norms.note(pushes[0].position, squared_norm)
         for push in pushes:
-            self._count_applied(self._staleness(push))
+            self.counts.applied(self._staleness(push))
             for each in push.contributions:
                 self._recall(each.worker, each.sequence, each.position)
             if is_round:
@@ -317,10 +315,6 @@ class Tracker:
             self._applied(push, versions)
         self.version += bool(pushes)
         return Round(self.applied, pushes, staleness, self.version)
-
-    def _count_applied(self, staleness: int) -> None:
-        self.counts.outcomes[_APPLIED] += 1
-        self.counts.staleness[min(staleness, STALENESS_BUCKETS - 1)] += 1
 
     def _is_due(self, lowest: Position, now: float) -> bool:
         """Whether the ``lowest`` round is to be applied now; notes since when it only waits for its grace time."""
@@ -351,12 +345,14 @@ class Tracker:
         self._clocks.place(worker.rank, position)
 
     def _applied(self, push: PushInfo, staleness: int) -> None:
-        self._count_applied(staleness)
-        for each in (push, *push.others):
-            self._kept_highest = max(self._kept_highest, each.position)
-            participant = self._participants.get(each.worker.rank)
-            if participant and participant.incarnation == each.worker.incarnation:
-                participant.kept = (each.sequence, each.position)
+        self.counts.applied(staleness)
+        for each in push.contributions if push.others else (push,):
+            worker, position = each.worker, each.position
+            if position > self._kept_highest:
+                self._kept_highest = position
+            participant = self._participants.get(worker.rank)
+            if participant is not None and participant.incarnation == worker.incarnation:
+                participant.kept = each.sequence, position
 
     def _entry(self, phase: int) -> Position:
         last = self.norms.closed or self.applied

@@ -13,6 +13,8 @@ from ps_server.consistency.events import START, ParticipantStatus, Position, Ver
 STALENESS_BUCKETS = 64
 """Staleness is counted exactly below this, less one; the last bucket counts all beyond."""
 
+_APPLIED = Verdict.APPLY.value  # the attribute of an enum is a function of Python
+
 FAILED = "failed"
 """The name under which pushes are counted whose step raised; there only where one has."""
 
@@ -26,9 +28,14 @@ class Counts:
     #: ``staleness[i]``: pushes applied with staleness i.
     staleness: list[int] = field(default_factory=lambda: [0] * STALENESS_BUCKETS)
 
+    def applied(self, staleness: int) -> None:
+        """Count a push that is applied."""
+        self.outcomes[_APPLIED] += 1
+        self.staleness[staleness if staleness < STALENESS_BUCKETS else -1] += 1
+
     def failed(self, pushes: int) -> None:
         """Count ``pushes`` whose step raised: it was skipped, and its version has the values of the one before."""
-        self.outcomes[Verdict.APPLY.value] -= pushes
+        self.outcomes[_APPLIED] -= pushes
         self.outcomes[FAILED] = self.outcomes.get(FAILED, 0) + pushes
 
 

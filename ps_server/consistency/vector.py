@@ -35,29 +35,30 @@ class ClockVector:
 
     def place(self, rank: int, position: Position) -> None:
         """Let ``rank`` stand at ``position``, whether or not it takes part already."""
+        standing = self._standing
         if (left := self.positions.get(rank)) is not None:
-            self._leave(rank, left)
+            ranks = standing[left]
+            del ranks[rank]
+            if not ranks:
+                del standing[left]
         self.positions[rank] = position
-        if (standing := self._standing.get(position)) is None:
-            standing = self._standing[position] = {}
+        if (here := standing.get(position)) is None:
+            here = standing[position] = {}
             heapq.heappush(self._heap, position)
-        standing[rank] = None
+            if len(self._heap) > 2 * len(standing) + _SPARE:
+                self._heap = list(standing)
+                heapq.heapify(self._heap)
+        here[rank] = None
         if position > self.highest:
             self.highest = position
 
     def remove(self, rank: int) -> None:
         """Forget ``rank``; nothing happens when it does not take part."""
-        position = self.positions.pop(rank, None)
-        if position is not None:
-            self._leave(rank, position)
-
-    def _leave(self, rank: int, position: Position) -> None:
-        del self._standing[position][rank]
-        if not self._standing[position]:
-            del self._standing[position]
-            if len(self._heap) > 2 * len(self._standing) + _SPARE:
-                self._heap = list(self._standing)
-                heapq.heapify(self._heap)
+        if (position := self.positions.pop(rank, None)) is not None:
+            ranks = self._standing[position]
+            del ranks[rank]
+            if not ranks:
+                del self._standing[position]
 
     def frontier(self, missing: int = 0) -> Position:
         """The highest position that all participants but ``missing`` have reached; FOREVER with no more than those.

@@ -196,11 +196,11 @@ class StepPipeline:
         ``before``: the answers, by shard, to the push of a host. This one goes only to shards that did not take that:
         another, which was restarted since, may have forgotten a push that has changed nothing.
         """
-        answers = {
-            shard: answer
-            for shard, answer in zip(self._shards, before, strict=False)
-            if answer.outcome is not Outcome.SEPARATE and answer.outcome is not Outcome.REFUSED
-        }
+        answers: dict[int, StepSummary] = {}
+        if before:
+            untaken = Outcome.SEPARATE, Outcome.REFUSED
+            pairs = zip(self._shards, before, strict=True)
+            answers = {shard: answer for shard, answer in pairs if answer.outcome not in untaken}
         if not is_sent:
             for stream in self.streams:
                 if not stream.is_dropped and stream.shard not in answers:
@@ -227,9 +227,7 @@ class StepPipeline:
 
         counters, began = self._counters, time.perf_counter()
         reconnecting = counters.waits[WaitReason.RECONNECT]
-        # A shard that wants the pushes one by one has taken none: it gets this position with that of this worker.
-        apart = Outcome.SEPARATE
-        self._in_turns(receive, (push.phase, push.clock), lambda stream: answers[stream.shard].outcome is not apart)
+        self._in_turns(receive, (push.phase, push.clock), answers)
         found = list(map(answers.__getitem__, self._shards))
         counters.answered(
             time.perf_counter() - began,
@@ -522,14 +520,14 @@ class StepPipeline:
         self,
         receive: Callable[[ShardStream], bool],
         position: Position,
-        stands: Callable[[ShardStream], bool] = lambda _stream: True,
+        answers: Mapping[int, StepSummary] = MappingProxyType({}),
     ) -> None:
         """Call ``receive`` until it has returned True for each stream; False: the shard waits.
 
         A shard that waits or cannot be reached goes to the end. A broken stream, or a refusal for want of room, is
         therefore noticed although another shard waits, perhaps for a worker that waits for this one. A shard that was
-        restarted after its answer gets ``position`` again, where its answer ``stands``: it may have lost it and make
-        others wait.
+        restarted after its answer gets ``position`` again: it may have lost it and make others wait. Not where the one
+        of its ``answers`` is SEPARATE: it has taken none of a host's pushes, and gets the position with this worker's.
         """
         attempts: dict[int, Attempts] = {}
         turns = deque(self.streams)
@@ -547,12 +545,13 @@ class StepPipeline:
                     turns.appendleft(stream)
                     continue
             turns.append(stream)
-            self._reopen([other for other in self.streams if other not in turns and stands(other)], position)
+            self._reopen([other for other in self.streams if other not in turns], position, answers)
 
-    def _reopen(self, answered: list[ShardStream], position: Position) -> None:
+    def _reopen(self, done: list[ShardStream], position: Position, answers: Mapping[int, StepSummary]) -> None:
         """Open streams that have ended since their shards answered; a shard that is away is left for later."""
-        for stream in answered:
-            if not stream.is_open:
+        for stream in done:
+            answer = answers.get(stream.shard)
+            if not stream.is_open and (answer is None or answer.outcome is not Outcome.SEPARATE):
                 try:
                     self._open(stream, position)
                 except Retryable:

@@ -209,19 +209,11 @@ class RemoteModel:
         options = self._options()
         if self._momentum and not self._momentum.look(options.groups):
             self._momentum = None
-        push = StepPush(
-            absent,
-            options.groups,
-            self._sends_buffers,
-            skip,
-            ahead=ahead,
-            staged=staged,
-            rows=self._tables.collect() if self._has_tables else None,
-            table_options=options.tables,
-            trace=trace,
-            weight=weight,
-            looks_on_devices=self._flat.is_mirrored and not written,
-        )
+        push = StepPush(absent, options.groups, self._sends_buffers, skip, False, ahead, staged)
+        if self._has_tables:
+            push.rows = self._tables.collect()
+        push.table_options, push.trace, push.weight = options.tables, trace, weight
+        push.looks_on_devices = self._flat.is_mirrored and not written
         if trace is not None:
             trace.part("collect", begin_ns, monotonic_ns())
         if push.looks_on_devices and not ahead:

@@ -167,7 +167,7 @@ def test_data_that_is_leased_twice_is_seen(monkeypatch):
 
 
 def test_workers_that_look_at_one_shard_only_wait_for_each_other_for_ever(monkeypatch):
-    def in_order(self, receive, position, stands=None):
+    def in_order(self, receive, position, answers=None):
         for stream in self.streams:
             while not self.persistently(stream, lambda stream=stream: receive(stream)):
                 pass

@@ -264,17 +264,16 @@ def test_what_was_gathered_is_decided_before_anything_else_is_and_given_up_when_
 
         def push(rank: int) -> IncomingPush:
             info = PushInfo(WorkerKey(rank, 1), 1, Position(0, 1), 0)
-            assert model.reserve_now()
             region = model.pool.take()
             region.data.zero_()
-            return IncomingPush(info, region, frozenset(), (), finite=True, reserved_bytes=model.layout.region_bytes)
+            return IncomingPush(info, region, frozenset(), (), finite=True)
 
         async def scenario() -> None:
             order: list[int] = []
             for rank in range(2):
                 model.attach(WorkerKey(rank, 1), 0)
             first, second = push(0), push(1)
-            model.gather(first, lambda each: order.append(each.info.worker.rank))
+            assert model.gather(first, lambda each: order.append(each.info.worker.rank))
             match event:
                 case "pause":
                     model.gate.pause()

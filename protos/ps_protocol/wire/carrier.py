@@ -30,6 +30,11 @@ class Carrier(Protocol):
         """Undo what an event loop does to a descriptor that it watches."""
         ...
 
+    @property
+    def ahead(self) -> memoryview:
+        """Bytes that were read and not taken yet: the system does not tell of them."""
+        ...
+
     def receive_now(self, view: memoryview) -> int:
         """Write what has come to ``view``; returns the bytes written, 0 at the end of the connection.
 
@@ -91,9 +96,7 @@ class PlainCarrier:
         self.socket = sock
         self._buffer = memoryview(b"")
         #: Of the buffer: read ahead, and not taken yet.
-        self._ahead = memoryview(b"")
-        #: The last call of the system has given all that had come.
-        self._drained = False
+        self.ahead = memoryview(b"")
 
     def prepare(self, stall_seconds: float = times.PATIENCE_SECONDS) -> None:
         """See Carrier."""
@@ -108,34 +111,27 @@ class PlainCarrier:
         self.socket.setblocking(True)
 
     def receive_now(self, view: memoryview) -> int:
-        """See Carrier. Where the call before has given all, the system is not asked again: the caller waits for it."""
-        if not self._ahead:
-            if len(view) >= READ_AHEAD_BYTES and not self._drained:
+        """See Carrier."""
+        if not self.ahead:
+            if len(view) >= READ_AHEAD_BYTES:
                 return self.socket.recv_into(view, 0, socket.MSG_DONTWAIT)
             self._read_ahead()
         return self._from_ahead(view)
 
-    def _read_ahead(self) -> None:
-        if self._drained:
-            self._drained = False
-            raise BlockingIOError
+    def _read_ahead(self) -> memoryview:
         self._buffer = self._buffer or memoryview(bytearray(READ_AHEAD_BYTES))
-        got = self.socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
-        self._drained = 0 < got < READ_AHEAD_BYTES
-        self._ahead = self._buffer[:got]
+        self.ahead = self._buffer[: self.socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)]
+        return self.ahead
 
     def _from_ahead(self, view: memoryview) -> int:
-        taken = min(len(view), len(self._ahead))
-        view[:taken] = self._ahead[:taken]
-        self._ahead = self._ahead[taken:]
+        taken = min(len(view), len(self.ahead))
+        view[:taken] = self.ahead[:taken]
+        self.ahead = self.ahead[taken:]
         return taken
 
     def message_now(self, most_bytes: int) -> bytes | None:
         """See Carrier."""
-        ahead = self._ahead
-        if not ahead:
-            self._read_ahead()
-            ahead = self._ahead
+        ahead = self.ahead or self._read_ahead()
         if len(ahead) < _BEGIN:
             return None
         (length,) = LENGTH.unpack_from(ahead)
@@ -143,16 +139,16 @@ class PlainCarrier:
             checked_length(ahead[:_BEGIN], most_bytes)
         if len(ahead) < (end := _BEGIN + length):
             return None
-        self._ahead = ahead[end:]
+        self.ahead = ahead[end:]
         return bytes(ahead[_BEGIN:end])
 
     def receive_message(self, alive: Callable[[], bool]) -> tuple[bytes | bytearray, list[int] | None]:
         """See Carrier."""
         descriptors: list[int] | None = None
-        if not self._ahead:
+        if not self.ahead:
             self._buffer = self._buffer or memoryview(bytearray(READ_AHEAD_BYTES))
             got, descriptors = socket_messages.receive_first(self.socket, self._buffer, alive)
-            self._ahead = self._buffer[:got]
+            self.ahead = self._buffer[:got]
         try:
             message: bytes | bytearray | None = self.message_now(MAX_MESSAGE_BYTES)
             if message is None:
@@ -165,9 +161,8 @@ class PlainCarrier:
 
     def receive_into(self, pieces: Sequence[memoryview]) -> None:
         """See Carrier."""
-        if self._ahead:
+        if self.ahead:
             pieces = [piece[self._from_ahead(piece) :] for piece in pieces]
-        self._drained = False
         socket_messages.receive_into(self.socket, pieces)
 
     def send_all(self, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()) -> None:

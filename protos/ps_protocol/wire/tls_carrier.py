@@ -82,6 +82,8 @@ class TlsCarrier:
         #: Records that the socket has not taken. Of the thread that sends.
         self._unsent = memoryview(b"")
         self._plain = PlainCarrier(sock)
+        #: Messages are received in parts, by callers that go on until nothing is left.
+        self.ahead = memoryview(b"")
 
     @property
     def plain(self) -> PlainCarrier:

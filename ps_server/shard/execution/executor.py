@@ -42,8 +42,9 @@ class ShardExecutor:
         self._watchdog = watchdog
         #: Pieces of work on the thread: one that runs, and those that wait.
         self.queued = 0
-        #: Of all calls; found at the first.
+        #: Of all calls, with its thread; found at the first.
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
 
     def submit(self, work: Callable[[], T], nbytes: int, *, quick: bool = False) -> asyncio.Future[T]:
         """Queue ``work``, which touches about ``nbytes`` bytes; the future holds its result or exception.
@@ -52,11 +53,12 @@ class ShardExecutor:
         """
         if (loop := self._loop) is None:
             loop = self._loop = asyncio.get_running_loop()  # a system call each time
+            self._loop_thread = threading.get_ident()
         answer: asyncio.Future[T] = loop.create_future()
         if self.queued == 0 and (quick or nbytes < INLINE_WORK_BYTES):
             watchdog = self._watchdog
             if watchdog is not None:
-                watchdog.work = nbytes, threading.get_ident()
+                watchdog.work = nbytes, self._loop_thread
             try:
                 answer.set_result(work())
             except Exception as error:  # noqa: BLE001 -- it belongs to the caller

@@ -126,6 +126,8 @@ class Applier:
         ready: asyncio.Future[Region] = self._loop.create_future()
         ready.set_result(replica.region)
         self._newest: Published | None = Published(tracker.version, ready, self.pool)
+        #: Of the newest version decided: done once it is made.
+        self.made = ready
         self._name, self._has_tables = replica.layout.shard_map.spec.name, bool(replica.tables)
         #: What an update of the last change took; written in the executor.
         self._change_seconds = math.inf
@@ -138,7 +140,7 @@ class Applier:
         #: Makes the step of pushes; another function where gradients are clipped.
         self.combine: Combine = combined
         #: Pushes whose step raised and was undone, and why: the newest. Written in the executor.
-        self.skipped: dict[tuple[WorkerKey, int], StepSkipped] = {}
+        self.undone: dict[tuple[WorkerKey, int], StepSkipped] = {}
         #: Loads that wrote something; counted in the executor.
         self.loads = 0
         #: Of the last update that was queued, by parameter group; and of the last with rows, by table.
@@ -205,17 +207,20 @@ class Applier:
             return None
         return newest if replication is None or not replication.engaged else None
 
-    def reserve_now(self) -> bool:
-        """Reserve room in the log for a push without rows, where it can be decided without waiting for anything but
-        updates; False: nothing is reserved.
+    def reserve_now(self, push: IncomingPush) -> bool:
+        """Reserve room in the log for ``push``, which has no rows, where it can be decided without waiting for anything
+        but updates; False: nothing is reserved.
         """
-        replication = self._replication
-        return (
-            self._newest is not None
-            and not self.gate.engaged
-            and (replication is None or not replication.engaged)
-            and self.log.reserve_now(self.layout.region_bytes)
-        )
+        replication, nbytes = self._replication, self.layout.region_bytes
+        if (
+            self._newest is None
+            or self.gate.engaged
+            or (replication is not None and replication.engaged)
+            or not self.log.reserve_now(nbytes)
+        ):
+            return False
+        push.reserved_bytes = nbytes
+        return True
 
     async def reserve_push(self, push: IncomingPush) -> None:
         """Room in the log for the update that ``push`` makes. Raises StorageFull."""
@@ -268,29 +273,32 @@ class Applier:
         if before is None or replica is None:
             raise self._taken()
         self.last_changes.record(untouched)
-        nbytes = max(self.layout.region_bytes + cost, INLINE_WORK_BYTES * self.log.waits)
-        is_undisturbed = before.takers == 0 and not self.log.waits
-        quick = is_undisturbed and nbytes <= QUICK_BYTES and self._change_seconds < QUICK_SECONDS
-        clock = self._clock if nbytes >= INLINE_WORK_BYTES else None
+        nbytes = self.layout.region_bytes + cost
+        if waits := self.log.waits:
+            nbytes = max(nbytes, INLINE_WORK_BYTES)
+        is_small = nbytes < INLINE_WORK_BYTES
+        quick = (
+            not (is_small or before.takers or waits or nbytes > QUICK_BYTES) and self._change_seconds < QUICK_SECONDS
+        )
 
         def change() -> Region:
             # Nobody takes ``before`` any more: its takers only become fewer.
-            if before.takers and before.still_read(patient=not quick and nbytes >= INLINE_WORK_BYTES):
+            if before.takers and before.still_read(patient=not (quick or is_small)):
                 self.copies.begin()
                 try:
                     replica.move(self.pool.take())
                     loop.call_soon_threadsafe(before.leave_to_readers)
                 finally:
                     loop.call_soon_threadsafe(self.copies.end)
-            if clock is None:
+            if is_small:
                 work(replica)
             else:
-                began = clock()
+                began = self._clock()
                 work(replica)
-                self._change_seconds = (clock() - began) / updates
+                self._change_seconds = (self._clock() - began) / updates
             return replica.region
 
-        made = self._executor.submit(change, nbytes, quick=quick)
+        made = self.made = self._executor.submit(change, nbytes, quick=quick)
         self._newest = Published(version, made, self.pool)
         return made
 
@@ -303,9 +311,7 @@ class Applier:
             if rows := [push.rows for push in each.pushes if push.rows is not None]:
                 self.row_options, cost = rows[0].options, cost + sum([one.cost for one in rows])
 
-        def work(replica: Replica) -> None:
-            self._update(replica, due, live_workers, since)
-
+        work = partial(self._update, due, live_workers, since)
         absent = last.pushes[0].absent
         if absent and (len(due) > 1 or len(last.pushes) > 1):
             absent = frozenset.intersection(*[push.absent for each in due for push in each.pushes])
@@ -316,14 +322,15 @@ class Applier:
             queued.add_done_callback(partial(self._updated, due))
         return queued
 
-    def _update(self, replica: Replica, due: Sequence[Due], live_workers: int, since: float) -> None:
+    def _update(self, due: Sequence[Due], live_workers: int, since: float, replica: Replica) -> None:
         """In the executor, for which they have waited ``since`` then. First the log, for all of them together: what
         cannot be logged is not applied.
         """
-        began, began_ns, times = time.perf_counter(), time.monotonic_ns(), self.times
+        began, began_ns, log = time.perf_counter(), time.monotonic_ns(), self.log
         updates: list[AppliedUpdate] = []
         taken: list[Region] = []
         traces: list[ServedPush] = []
+        keeps = log.keeps
         try:
             for each in due:
                 pushes, first = each.pushes, each.pushes[0]
@@ -334,9 +341,8 @@ class Applier:
                 else:
                     infos = tuple([push.info for push in pushes])
                     traces += [push.trace for push in pushes if push.trace is not None]
-                step, memory = (each.combine or self.combine)(
-                    pushes, each.scale, live_workers, self.pool, replica.tables, keep=self.log.keeps
-                )
+                combine = each.combine or self.combine
+                step, memory = combine(pushes, each.scale, live_workers, self.pool, replica.tables, keep=keeps)
                 if memory is not None:
                     taken.append(memory)
                 if not each.is_round:
@@ -346,27 +352,31 @@ class Applier:
                 self._failpoints.hit("before_log")
             log_ns = time.monotonic_ns() if traces else 0
             if len(updates) == 1:
-                self.log.append(updates[0])
+                log.append(updates[0])
             else:
-                self.log.append_all(updates)
+                log.append_all(updates)
             for trace in traces:
                 trace.logged(log_ns, time.monotonic_ns())
             if self._failpoints.armed:
                 self._failpoints.hit("after_log_before_apply")
             for update in updates:
-                self._apply(replica, update)
+                try:
+                    replica.apply(update.step)
+                except StepSkipped as skipped:
+                    self._note_undone(update, skipped)
         finally:
             for memory in taken:
                 self.pool.give(memory)
             for trace in traces:
                 trace.applied(began_ns, time.monotonic_ns())
+            times, waited = self.times, began - since
             seconds = (time.perf_counter() - began) / len(due)
             for each in due:
                 times.apply.observe(seconds)
                 for push in each.pushes:
-                    waited = began - since + push.checked_seconds
-                    times.queued += waited
-                    times.queued_bytes += waited * push.reserved_bytes
+                    queued = waited + push.checked_seconds
+                    times.queued += queued
+                    times.queued_bytes += queued * push.reserved_bytes
                     self.free(push)
 
     def _updated(self, due: Sequence[Due], queued: asyncio.Future[Region]) -> None:
@@ -378,21 +388,17 @@ class Applier:
             for each in due:
                 for push in each.pushes:
                     self.free(push)  # an update before its own has failed
-        if self.skipped:
+        if self.undone:
             for each in due:
-                if skipped := self.skipped.get(_key(each.pushes[0].info)):
+                if skipped := self.undone.get(_key(each.pushes[0].info)):
                     self._note_skipped([push.info for push in each.pushes], skipped)
 
-    def _apply(self, replica: Replica, update: AppliedUpdate) -> None:
-        """In the executor, once it is logged."""
-        try:
-            replica.apply(update.step)
-        except StepSkipped as skipped:
-            # Noted before anybody can ask. A copy: the traceback refers to memory that is reused.
-            for info in (each for push in update.pushes for each in push.contributions):
-                self.skipped[_key(info)] = copy(skipped)
-            while len(self.skipped) > KEPT_SKIPPED:
-                del self.skipped[next(iter(self.skipped))]
+    def _note_undone(self, update: AppliedUpdate, skipped: StepSkipped) -> None:
+        """In the executor: before anybody can ask. A copy: the traceback refers to memory that is reused."""
+        for info in (each for push in update.pushes for each in push.contributions):
+            self.undone[_key(info)] = copy(skipped)
+        while len(self.undone) > KEPT_SKIPPED:
+            del self.undone[next(iter(self.undone))]
 
     def write_rows(self, entry: RowsEntry, nbytes: int, version: int) -> asyncio.Future[Region]:
         """Queue that rows are written or dropped, for which ``nbytes`` are reserved; logged first."""
@@ -607,10 +613,10 @@ def combined(
     ``keep``: nothing of it is in memory that a worker can change, for it is logged before it is made.
     """
     first, is_alone = pushes[0], len(pushes) == 1
-    if is_alone and first.region is not None:
-        gradients = [first.region]
-    else:
-        gradients = [push.region for push in pushes if push.region is not None]
+    is_own = is_alone and not (keep and first.lent)
+    if is_own and first.region is not None and not (tables or first.with_buffers):
+        return Step(first.region, first.absent, first.options, scale), None
+    gradients = [push.region for push in pushes if push.region is not None]
     taken = pool.take() if first.lent and (keep or not is_alone) else None
     into = gradients[0] if taken is None else taken
     try:

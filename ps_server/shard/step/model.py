@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +22,6 @@ from ps_server.consistency import (
     ParkedPulls,
     Position,
     PushDecision,
-    PushInfo,
     Tracker,
     TrackerState,
     Verdict,
@@ -58,6 +58,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+def _tell(gathered: Sequence[IncomingPush], _: asyncio.Future[Region]) -> None:
+    for push in gathered:
+        push.decided(push)
+
+
 class ShardModel:
     """Called from the shard's event loop only.
 
@@ -92,6 +97,9 @@ class ShardModel:
         self.pool, self.copies = self._applier.pool, self._applier.copies
         #: The newest version decided, where an answer may bring it now; None: something has to be waited for.
         self.answerable: Callable[[], Published | None] = self._applier.answerable
+        #: By worker and sequence, the newest pushes whose step raised and was undone, and why: known once their version
+        #: is published.
+        self.undone: Mapping[tuple[WorkerKey, int], PsError] = self._applier.undone
         #: When each slice was changed last, by what has been decided so far.
         self.last_changes = self._applier.last_changes
         #: Regions that workers map and fill with gradients.
@@ -109,8 +117,8 @@ class ShardModel:
         #: Live workers that have been sent the values, or had them when they opened a stream.
         self.supplied: set[WorkerKey] = set()
         self._executor, self._loop = executor, asyncio.get_running_loop()
-        #: Pushes that came in this turn of the event loop, and what is called when they are decided.
-        self._gathered: list[tuple[IncomingPush, Callable[[IncomingPush], None]]] = []
+        #: Pushes that came in this turn of the event loop.
+        self._gathered: list[IncomingPush] = []
         self.failpoints = failpoints
         #: The next shard map and what it needs, until the cluster decides; nothing changes and no snapshot begins then.
         self.pending: StagedReshard | None = None
@@ -239,44 +247,40 @@ class ShardModel:
             raise push.error
         return push.decision
 
-    def reserve_now(self) -> bool:
-        """Reserve for a push without rows that may be gathered; whether that may be."""
-        return self.values.initialised and self._applier.reserve_now()
-
     def forget(self, push: IncomingPush) -> None:
         """Its stream has ended before it was decided about, and nothing was reserved."""
         self._applier.free(push)
 
-    def release(self) -> None:
-        """End such a reservation: the push has not come."""
-        self._applier.log.release(self.layout.region_bytes)
-
-    def gather(self, push: IncomingPush, decided: Callable[[IncomingPush], None]) -> None:
-        """Decide about a push that has been reserved for, with all others that this turn of the event loop brings.
+    def gather(self, push: IncomingPush, decided: Callable[[IncomingPush], None]) -> bool:
+        """Decide about a push without rows, which was checked, with all others that this turn of the event loop brings.
 
         While an update is made, with all that come until it is made. Then ``decided`` is called, in their order, once
         their updates are made; ``error`` of a push that is refused says why. Nothing is called when the model stops
-        before.
+        before. False, with nothing done: it has to wait for something else than updates.
         """
+        if not (self.values.initialised and self._applier.reserve_now(push)):
+            return False
+        push.decided = decided
         if not self._gathered:
-            ready = self._applier.newest.ready
-            if ready.done():
+            made = self._applier.made
+            if made.done():
                 self._loop.call_soon(self.decide_gathered)
             else:
-                ready.add_done_callback(lambda _: self.decide_gathered())
-        self._gathered.append((push, decided))
+                made.add_done_callback(lambda _: self.decide_gathered())
+        self._gathered.append(push)
+        return True
 
     def decide_gathered(self) -> None:
         """Decide now about what was gathered: before anything else is decided, or has to wait."""
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, []
-        made = self._decide([push for push, _ in gathered])
+        made = self._decide(gathered)
         if made is None or made.done():
-            for push, decided in gathered:
-                decided(push)
+            for push in gathered:
+                push.decided(push)
         else:
-            made.add_done_callback(lambda _: [decided(push) for push, decided in gathered])
+            made.add_done_callback(partial(_tell, gathered))
 
     def _decide(self, pushes: Sequence[IncomingPush]) -> asyncio.Future[Region] | None:
         """Decide about pushes that have been reserved for, in order, and queue their work, which is returned."""
@@ -342,10 +346,6 @@ class ShardModel:
             self._grace = self._grace or Timer(self._advance)
             self._grace.set(grace_ends)
 
-    def skipped(self, info: PushInfo) -> PsError | None:
-        """Why the step of this push was skipped, if it raised; known once its version is published."""
-        return self._applier.skipped.get((info.worker, info.sequence)) if self._applier.skipped else None
-
     # -- the end
 
     async def stopped(self) -> None:
@@ -355,7 +355,7 @@ class ShardModel:
     def stop(self, error: PsError) -> None:
         """Decide and answer nothing any more."""
         gathered, self._gathered = self._gathered, []
-        for push, _ in gathered:
+        for push in gathered:
             self._applier.give_up(push)
         self.gate.close(error)
         if self._grace:

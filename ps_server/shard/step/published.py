@@ -117,7 +117,7 @@ class LastChanges:
         #: Changes recorded so far.
         self.number = 0
         #: The last one that changed all slices, and of each slice the last that did not.
-        self._all = 0
+        self.all = 0
         self._some = np.zeros(layout.parameter_slices, np.int64)
 
     def record(self, untouched: frozenset[int] | None) -> None:
@@ -126,7 +126,7 @@ class LastChanges:
             return
         self.number += 1
         if not untouched:
-            self._all = self.number
+            self.all = self.number
             return
         changed = np.ones(len(self._some), bool)
         changed[np.fromiter(untouched, np.int64, len(untouched))] = False
@@ -134,7 +134,7 @@ class LastChanges:
 
     def unchanged_since(self, number: int) -> tuple[int, ...]:
         """Slices that no change after ``number`` has changed, rising."""
-        if self._all > number:
+        if self.all > number:
             return ()
         return tuple(np.flatnonzero(self._some <= number).tolist())
 
@@ -154,7 +154,8 @@ class UnchangedSlices:
 
     def unchanged(self) -> tuple[int, ...]:
         """Slices that need not be sent."""
-        return () if self._number is None else self._changes.unchanged_since(self._number)
+        number, changes = self._number, self._changes
+        return () if number is None or changes.all > number else changes.unchanged_since(number)
 
     def sent(self, number: int, *, raw: bool) -> None:
         """An answer went out with all changes up to ``number``; ``raw``: whole, in place of the wire format."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ps_protocol.cluster.requests import PushHeader
@@ -25,6 +25,10 @@ QUICK_BYTES = 1 << 20
 
 MAX_WORKERS = 256
 """Workers of one combined push: many more than one host runs."""
+
+
+def _nobody(_push: IncomingPush) -> None:
+    """Nobody waits to be called."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +63,8 @@ class IncomingPush:
     decision: PushDecision | None = None
     #: Why it was refused.
     error: Exception | None = None
+    #: Called where it was gathered, once it is decided and its update is made.
+    decided: Callable[[IncomingPush], None] = _nobody
     #: The trace of this push; None if its worker does not trace it.
     trace: ServedPush | None = None
 

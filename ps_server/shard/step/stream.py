@@ -120,11 +120,12 @@ class StepStream:
         self._row_options: Sequence[RowOptions] = [table.options for table in model.layout.shard_map.spec.tables]
         #: What has come of the next push; None: nothing.
         self._staging: Staging | None = None
-        #: A push that is received at once; and of it: bytes in its message or behind it, those that count in the budget
-        #: of uploads until they have come, and its trace with the time when its header came.
+        #: A push that is received at once; and of it: bytes in its message or behind it, and those that count in the
+        #: budget of uploads until they have come.
         self._begun: IncomingPush | None = None
         self._begun_bytes = self._budgeted_bytes = 0
-        self._begun_trace = "", 0
+        #: Where there is a tracer: of the push that is received, its trace and when its header came.
+        self._header_trace = "", 0
         #: One that the model has gathered, and that nobody answers yet.
         self._gathered: IncomingPush | None = None
         self._answers: asyncio.Queue[_Asked | None] = asyncio.Queue(PIPELINE_DEPTH)
@@ -188,53 +189,51 @@ class StepStream:
             return None
         if message.skipped or message.tables or message.staged:
             return None
-        traced = message.traceparent
-        self._begun_trace = traced, time.monotonic_ns() if traced else 0
-        push = self._begin(message)
-        self._begun_bytes = len(message.payload)
+        if self._tracing is not None:
+            self._header_trace = message.traceparent, time.monotonic_ns()
+        push, payload, model = self._begin(message), message.payload, self._model
+        self._begun_bytes = len(payload)
         if message.segment:
             push.region, push.lent = self._transport.gradients(message.segment), True
-            scatter(message.payload, ())
+            scatter(payload, ())
             self._begun = push
             return ()
-        ranges = self._model.layout.ranges_without(push.absent, push.with_buffers)
-        if message.payload:
+        ranges = model.layout.ranges_without(push.absent, push.with_buffers)
+        if payload:
             self._begun = push
-            push.region = self._model.pool.take()
-            scatter(message.payload, push.region.pieces(ranges))
+            push.region = model.pool.take()
+            scatter(payload, push.region.pieces(ranges))
             return ()
         self._begun_bytes = size = sum([end - begin for begin, end in ranges])
-        if not size or self._model.copies.under_way:
+        if not size or model.copies.under_way:
             return None
         if size > FREE_BYTES:
             if not self._budgets.uploads.take_now(self._worker, size):
                 return None
             self._budgeted_bytes = size
         self._begun = push
-        push.region = self._model.pool.take()
+        push.region = model.pool.take()
         return push.region.pieces(ranges)
 
     def end(self) -> bool:
         """See AtOnce."""
-        push, model = self._begun, self._model
+        push = self._begun
         if self._budgeted_bytes:
             self._give_budget_back()
-        if push is None or not model.reserve_now():
+        if push is None:
             return False
         if (
             not (push.finite or self._is_unchecked)
             and push.region is not None
-            and first_nonfinite(model.layout, push.region, push.absent) is not None
+            and first_nonfinite(push.region.layout, push.region, push.absent) is not None
         ):
-            model.release()
             return False  # what the policy says of it may have to be waited for
-        push.reserved_bytes = model.layout.region_bytes
-        self._begun = None
-        self._traffic.received += self._begun_bytes
-        self._came(push, *self._begun_trace)
+        if not self._model.gather(push, self._decided):
+            return False
+        self._begun, self._gathered = None, push
         self._unanswered += 1
-        self._gathered = push
-        model.gather(push, self._decided)
+        self._traffic.received += self._begun_bytes
+        self._came(push)
         return True
 
     def _give_budget_back(self) -> None:
@@ -343,8 +342,9 @@ class StepStream:
         if (begun := self._begun) is not None:
             self._begun = None
             self._traffic.received += self._begun_bytes
-            return self._came(begun, *self._begun_trace)
-        begin_ns = time.monotonic_ns() if header.traceparent else 0
+            return self._came(begun)
+        if self._tracing is not None:
+            self._header_trace = header.traceparent, time.monotonic_ns()
         push = self._begin(header)
         rows = [push.rows.buffer] if push.rows and not header.rows_in_room else []
         if header.skipped:
@@ -371,13 +371,13 @@ class StepStream:
             push.region = region
         if self._staging is not None:
             self._discard()
-        return self._came(push, header.traceparent, begin_ns)
+        return self._came(push)
 
-    def _came(self, push: IncomingPush, traceparent: str, begin_ns: int) -> IncomingPush:
-        """``push`` has come whole; its header came at ``begin_ns``."""
+    def _came(self, push: IncomingPush) -> IncomingPush:
+        """``push`` has come whole."""
         self._counters.pushes += 1
-        if self._tracing is not None and traceparent:
-            push.trace = self._tracing.begin(traceparent, begin_ns)
+        if self._tracing is not None and self._header_trace[0]:
+            push.trace = self._tracing.begin(*self._header_trace)
         return push
 
     async def _stage(self, stage: StageRequest) -> None:
@@ -436,18 +436,16 @@ class StepStream:
         info = PushInfo(self._worker, header.sequence, position, header.pulled_version, header.skipped)
         if header.contributions:
             info = combined_info(info, header)
-        return IncomingPush(
-            info,
-            None,
-            absent,
-            self._options,
-            with_buffers=header.with_buffers,
-            finite=header.finite and self._trusted,
-            ahead=header.ahead,
-            weight=header.weight or 1.0,
-            squared_norm=header.squared_norm,
-            rows=self._announced(header) if header.tables and not header.skipped else None,
-        )
+        push = IncomingPush(info, None, absent, self._options)
+        # Assigned: as arguments by name they take a multiple of the time.
+        push.with_buffers = header.with_buffers
+        push.finite = header.finite and self._trusted
+        push.weight = header.weight or 1.0
+        push.squared_norm = header.squared_norm
+        push.ahead = header.ahead
+        if header.tables and not header.skipped:
+            push.rows = self._announced(header)
+        return push
 
     def _announced(self, header: PushHeader) -> PushedRows:
         """Memory for the rows of a push, or where they are already. Raises InvalidRequest."""
@@ -571,7 +569,8 @@ class StepStream:
         answer.version = published.version
         if trace is not None:
             trace.sends()
-        if info is not None and (error := self._model.skipped(info)) is not None:
+        undone = self._model.undone
+        if undone and info is not None and (error := undone.get((info.worker, info.sequence))) is not None:
             answer.outcome, answer.error = Outcome.SKIPPED, error
             self._counters.dropped += 1
         if answer.sequence and not (self._codec is not None and self._codec.needs_raw):
@@ -659,7 +658,7 @@ async def send_published(
 def answer_to(push: IncomingPush, model: ShardModel) -> StepAnswer:
     """The answer to one push, without parameters."""
     info, decision = push.info, push.decision
-    answer = StepAnswer(info.sequence, Outcome.REFUSED, model.tracker.version, clock=info.position.clock)
+    answer = StepAnswer(info.sequence, Outcome.REFUSED, model.tracker.version, 0, info.position.clock)
     if decision is None:
         answer.error = push.error if isinstance(push.error, PsError) else None
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,12 @@ from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_server.shard.execution.tasks import in_thread
 from ps_server.shard.transport.base import AT_ONCE_BYTES, AtOnce, no_segments
 from ps_server.state.region import Region
+
+
+class Later(enum.Enum):
+    """In place of a message: more has to come first."""
+
+    LATER = enum.auto()
 
 
 class SocketServerTransport:
@@ -112,9 +119,8 @@ class SocketServerTransport:
     async def receive(self, at_once: AtOnce | None = None) -> StepRequest | None:
         """The next message; None when the worker closed the connection between two."""
         while True:
-            try:
-                message = self._next_now(at_once)
-            except BlockingIOError:
+            message = self._next_now(at_once)
+            if message is Later.LATER:
                 self._at_once = at_once
                 try:
                     await self._until_readable(idle=True)
@@ -134,29 +140,30 @@ class SocketServerTransport:
         await self._fill(memoryview(body))
         return request_from_bytes(bytes(body))
 
-    def _next_now(self, at_once: AtOnce | None) -> StepRequest | None:
-        """The next message that ``at_once`` leaves to a task; None: it has to be received in parts.
-
-        Raises BlockingIOError where more has to come first.
-        """
-        while True:
-            if self._begun is None:
-                data = self._carrier.message_now(self._most_bytes)
-                if data is None:
-                    return None
-                message = request_from_bytes(data)
-                if at_once is None or (pieces := at_once.begin(message)) is None:
+    def _next_now(self, at_once: AtOnce | None) -> StepRequest | Later | None:
+        """The next message that ``at_once`` leaves to a task; None: it has to be received in parts."""
+        carrier = self._carrier
+        try:
+            while True:
+                if self._begun is None:
+                    data = carrier.message_now(self._most_bytes)
+                    if data is None:
+                        return None
+                    message = request_from_bytes(data)
+                    if at_once is None or (pieces := at_once.begin(message)) is None:
+                        return message
+                    if pieces:
+                        self._begun = message, [*pieces]
+                if self._begun is not None:
+                    message, missing = self._begun
+                    self._fill_now(missing)
+                    self._begun = None
+                if at_once is None or not at_once.end():
                     return message
-                if not pieces:
-                    if at_once.end():
-                        continue
-                    return message
-                self._begun = message, [*pieces]
-            message, missing = self._begun
-            self._fill_now(missing)
-            self._begun = None
-            if at_once is None or not at_once.end():
-                return message
+                if not carrier.ahead:
+                    return Later.LATER
+        except BlockingIOError:
+            return Later.LATER
 
     def _fill_now(self, missing: list[memoryview]) -> None:
         """Read a payload as far as it has come; what is left is ``missing``. Raises as ``_next_now``."""
@@ -260,12 +267,13 @@ class SocketServerTransport:
             return
         if (at_once := self._at_once) is not None:
             try:
-                self._left = self._next_now(at_once)
-            except BlockingIOError:
-                return
+                left = self._next_now(at_once)
             except Exception as error:  # noqa: BLE001 -- it belongs to the task that waits
                 readable.set_exception(error)
                 return
+            if left is Later.LATER:
+                return
+            self._left = left
         readable.set_result(None)
 
     def _unwatch(self) -> None:
@@ -282,7 +290,7 @@ class SocketServerTransport:
     def send_at_once(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> bool:
         """In one write, a copy of the rest is kept; or, where memory is shared, through a copy that the worker maps."""
         payload, descriptors = region.pieces(ranges), None
-        answer.payload_bytes = size = sum(map(len, payload))
+        answer.payload_bytes = size = len(payload[0]) if len(payload) == 1 else sum(map(len, payload))
         if size <= INLINE_BYTES:
             parts = framed_pieces(reply_to_pieces(answer, payload))
         elif (descriptors := self._copied(answer, region, ranges)) is not None:

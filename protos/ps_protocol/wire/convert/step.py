@@ -129,17 +129,17 @@ def _tag(number: int) -> bytes:
     return varint(number << 3 | 2)
 
 
-# Of pushes and answers only the fields that are set are converted: a step has few, and each costs time.
+# Of pushes and answers only the fields that are set are converted: a step has few, and each costs time. They are
+# assigned, which takes a fraction of the time that they take as arguments by name.
 
 
 def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
-    message = pb.PushHeader(
-        sequence=header.sequence,
-        phase=header.phase,
-        clock=header.clock,
-        pulled_version=header.pulled_version,
-        finite=header.finite,
-    )
+    message = pb.PushHeader()
+    message.sequence = header.sequence
+    message.phase = header.phase
+    message.clock = header.clock
+    message.pulled_version = header.pulled_version
+    message.finite = header.finite
     if header.with_buffers:
         message.with_buffers = True
     if header.skipped:
@@ -174,21 +174,16 @@ def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
 
 
 def _push_from_pb(message: pb.PushHeader) -> requests.PushHeader:
-    header = requests.PushHeader(
-        message.sequence,
-        message.phase,
-        message.clock,
-        message.pulled_version,
-        with_buffers=message.with_buffers,
-        skipped=message.skipped,
-        finite=message.finite,
-        ahead=message.ahead,
-        traceparent=message.traceparent,
-        weight=message.weight,
-        payload=message.payload,
-        segment=message.segment,
-        rows_in_room=message.rows_in_room,
-    )
+    header = requests.PushHeader(message.sequence, message.phase, message.clock, message.pulled_version)
+    header.with_buffers = message.with_buffers
+    header.skipped = message.skipped
+    header.finite = message.finite
+    header.ahead = message.ahead
+    header.traceparent = message.traceparent
+    header.weight = message.weight
+    header.payload = message.payload
+    header.segment = message.segment
+    header.rows_in_room = message.rows_in_room
     if absent := message.absent:
         header.absent = tuple(absent)
     if groups := message.groups:
@@ -230,14 +225,13 @@ def _contribution_from_pb(message: pb.PushContribution) -> requests.Contribution
 
 
 def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:
-    message = pb.StepResult(
-        sequence=answer.sequence,
-        outcome=_OUTCOMES.numbers[answer.outcome],
-        version=answer.version,
-        staleness=answer.staleness,
-        clock=answer.clock,
-        payload_bytes=answer.payload_bytes,
-    )
+    message = pb.StepResult()
+    message.sequence = answer.sequence
+    message.outcome = _OUTCOMES.numbers[answer.outcome]
+    message.version = answer.version
+    message.staleness = answer.staleness
+    message.clock = answer.clock
+    message.payload_bytes = answer.payload_bytes
     if answer.with_buffers:
         message.with_buffers = True
     if answer.encoded:
@@ -268,21 +262,16 @@ def _outcome(number: int, sequence: int) -> answers.Outcome:
 
 def _step_answer_from_pb(message: pb.StepResult) -> answers.StepAnswer:
     number = message.outcome
-    answer = answers.StepAnswer(
-        message.sequence,
-        _OUTCOMES.members.get(number) or _outcome(number, message.sequence),
-        message.version,
-        message.staleness,
-        message.clock,
-        with_buffers=message.with_buffers,
-        encoded=message.encoded,
-        waited_for=message.waited_for,
-        waited_seconds=message.waited_micros / 1e6,
-        payload_bytes=message.payload_bytes,
-        payload=message.payload,
-        segment=message.segment,
-        copied=message.copied,
-    )
+    outcome = _OUTCOMES.members.get(number) or _outcome(number, message.sequence)
+    answer = answers.StepAnswer(message.sequence, outcome, message.version, message.staleness, message.clock)
+    answer.with_buffers = message.with_buffers
+    answer.encoded = message.encoded
+    answer.waited_for = message.waited_for
+    answer.waited_seconds = message.waited_micros / 1e6
+    answer.payload_bytes = message.payload_bytes
+    answer.payload = message.payload
+    answer.segment = message.segment
+    answer.copied = message.copied
     if absent := message.absent:
         answer.absent = tuple(absent)
     if message.HasField("error"):
