@@ -227,8 +227,13 @@ class OwnDescriptors:
         self._held[descriptor] = os.fstat(descriptor) if isinstance(descriptor, int) else None
 
     def close(self, descriptor: int | socket.socket) -> None:
-        """Close it here."""
+        """Close it here. The other end of a socket is told, also where a child has it: one that was forked before
+        ``add`` keeps it.
+        """
         self._held.pop(descriptor, None)
+        if not isinstance(descriptor, int):
+            with suppress(OSError):
+                descriptor.shutdown(socket.SHUT_RDWR)
         _close(descriptor)
 
     def close_all(self) -> None:

@@ -167,6 +167,9 @@ class UnixSocket:
         if self._is_closed:
             raise OSError(errno.EBADF, "Bad file descriptor")
 
+    def shutdown(self, how: int) -> None:
+        """Nothing: ``close`` follows, and no child keeps a simulated socket."""
+
     def close(self) -> None:
         """As ``socket.close``: the other end receives what was sent, then the end. Safe to repeat."""
         if self._is_closed:

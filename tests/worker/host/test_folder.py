@@ -114,6 +114,22 @@ def test_a_forked_child_keeps_neither_the_lock_nor_a_socket(enter):
         theirs.close()
 
 
+def test_a_child_that_was_forked_before_a_socket_was_known_does_not_keep_its_other_end_waiting(enter):
+    one = enter()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept = os.dup(ours.fileno())  # as such a child has it
+    try:
+        one.descriptors.add(ours)
+        ours.send(b"last")
+        one.descriptors.close(ours)
+        theirs.settimeout(10)
+        assert theirs.recv(8) == b"last"
+        assert theirs.recv(8) == b""
+    finally:
+        os.close(kept)
+        theirs.close()
+
+
 def test_the_last_worker_removes_the_folder_and_one_of_a_dead_job_is_removed_by_the_next(enter, short_path):
     one, two = enter(), enter()
     one.close()
