@@ -262,7 +262,8 @@ def subscribe(
     kept = None if folder is None else _cached(folder, name, dtype)
     if kept is not None and have is not None and kept.number != have:
         kept = None
-    what = Reading(name, _dtype(dtype), config.reconnect_timeout_seconds, follow)
+    bulk = config.transport != "grpc"
+    what = Reading(name, _dtype(dtype), config.reconnect_timeout_seconds, follow, bulk)
     client = CoordinatorClient(config.coordinator, Security(config.security, AccessRole.READER))
     reader = VersionReader(
         client, what, have=kept.number if kept else have or 0, base=kept, say=partial(log.warning, "waiting")

@@ -93,7 +93,7 @@ class ShardService:
         self._directory = folder.identity.directory if folder else ""
         #: What is published of the models here.
         kept = folder.path / "weights" if folder else None
-        self.weights = HeldWeights(registry, self._changes.positions, kept, sync=sync)
+        self.weights = HeldWeights(registry, self._changes.positions, kept, side_channels, sync=sync)
         self._counters = counters
         self._side_channels = side_channels
         self._open_checks = OpenChecks(shard, registry.context.promises)

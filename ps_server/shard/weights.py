@@ -8,7 +8,7 @@ import os
 import re
 import struct
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch
 import xxhash
 from google.protobuf.message import DecodeError
 
+from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import DamagedData, InvalidRequest, PsError, Unavailable, VersionGone
 from ps_protocol.files import full_disk, make_private_folder, replacing
@@ -25,9 +26,11 @@ from ps_protocol.model.spec import DType
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import PIECE_REPLIES
 from ps_protocol.wire.convert.model import VARIABLE, dtype_from_pb, dtype_to_pb
+from ps_protocol.wire.convert.step import side_channel_to_pb
 from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
-from ps_server.shard.transport.grpc_stream import Context, write
+from ps_server.shard.transport.grpc_stream import Context, reader_gone, write
+from ps_server.shard.transport.side_channels import SideChannels
 from ps_server.state.region import Region, torch_dtype
 
 logger = EventLogger(__name__)
@@ -42,6 +45,9 @@ _FOOTER = struct.Struct("<4sI16s")
 _PART_BYTES = 1 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+
+BULK_BYTES = 1 << 20
+"""Payloads from this size on may go over a side channel: to open one takes about a millisecond."""
 
 LINGERING = 2
 """Pieces that were removed and are still being read; beyond that the readers of the oldest are ended."""
@@ -164,7 +170,13 @@ class HeldWeights:
     """
 
     def __init__(
-        self, registry: Registry, positions: Positions, folder: Path | None = None, *, sync: bool = False
+        self,
+        registry: Registry,
+        positions: Positions,
+        folder: Path | None = None,
+        side_channels: SideChannels | None = None,
+        *,
+        sync: bool = False,
     ) -> None:
         """``positions``: of the feeds of a model's tables. ``folder``: where pieces are kept; None: in memory.
         ``sync``: they survive a loss of power.
@@ -172,6 +184,7 @@ class HeldWeights:
         self._shard = registry.context.shard
         self._positions = positions
         self._folder = folder
+        self._side_channels = side_channels
         self._sync = sync
         #: By name and version.
         self._pieces: dict[tuple[str, int], HeldPiece] = {}
@@ -358,13 +371,27 @@ class HeldWeights:
             links = links or [_whole(form, request.number)]
             size = sum(link.size for link in links)
             header = pb.PieceHeader(manifest=form.manifest, links=[link.message for link in links], payload_bytes=size)
-            await write(context, pb.GetPieceReply(header=header).SerializeToString())
-            for chunk in PIECE_REPLIES.chunks([part for link in links for part in link.parts]):
-                await write(context, chunk)
+            await self._send(context, header, [part for link in links for part in link.parts], bulk=request.bulk)
             if is_delta:
                 self.delta_bytes += size
             else:
                 self.full_bytes += size
+
+    async def _send(self, context: Context, header: pb.PieceHeader, parts: Sequence[memoryview], *, bulk: bool) -> None:
+        """Send the payload behind its header: on a side channel that the reader takes up, else as chunks."""
+        wanted = [Transport.BULK] if bulk and self._side_channels and header.payload_bytes >= BULK_BYTES else []
+        with self._side_channels.offer(wanted) if self._side_channels else nullcontext() as offer:
+            for channel in offer.channels if offer else ():
+                header.side_channel.CopyFrom(side_channel_to_pb(channel))
+            await write(context, pb.GetPieceReply(header=header).SerializeToString())
+            if offer and offer.channels and self._side_channels:
+                transport = await offer.taken(self._side_channels.token_seconds)
+                if transport is not None:
+                    with reader_gone():
+                        await transport.send_bytes(parts)
+                    return
+            for chunk in PIECE_REPLIES.chunks(parts):
+                await write(context, chunk)
 
     async def _check(self, piece: HeldPiece, request: pb.GetPieceRequest) -> None:
         """Read a piece that came from the disk once, before it is first sent."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import ssl
 
 import grpc
 
@@ -14,9 +13,8 @@ from ps_protocol.cluster.requests import OpenRequest
 from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated
 from ps_protocol.logs import EventLogger
 from ps_protocol.security.security import CredentialsReplaced
-from ps_protocol.security.settings import BulkSecurity
+from ps_protocol.wire.bulk import connect_bulk
 from ps_protocol.wire.carrier import Carrier, PlainCarrier
-from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_protocol.wire.unix_peer import check_peer
 from ps_worker import times
 from ps_worker.transport.base import ClientTransport, Link
@@ -80,18 +78,7 @@ def _connect(link: Link, offered: SideChannel) -> Carrier:
     """Raises OSError, ValueError; PermissionDenied, Unauthenticated when the socket is not of who it should be."""
     if offered.name:
         return _connect_unix(offered.name, link.security.settings.shm_uid)
-    host = link.peer.address.rpartition(":")[0].strip("[]")
-    context = _context(link, offered)
-    sock = socket.create_connection((host, offered.port), times.SIDE_CHANNEL_SECONDS)
-    try:
-        if context is None:
-            return PlainCarrier(sock)
-        carrier = TlsCarrier(sock, context, str(link.peer), host=host)
-        carrier.wait_for_handshake(times.SIDE_CHANNEL_SECONDS)
-        return carrier
-    except BaseException:
-        sock.close()
-        raise
+    return connect_bulk(offered, link.peer.address, str(link.peer), link.security, times.SIDE_CHANNEL_SECONDS)
 
 
 def _connect_unix(path: str, shm_uid: int | None) -> PlainCarrier:
@@ -113,23 +100,3 @@ def _connect_unix(path: str, shm_uid: int | None) -> PlainCarrier:
         sock.close()
         raise
     return PlainCarrier(sock)
-
-
-def _context(link: Link, offered: SideChannel) -> ssl.SSLContext | None:
-    """None: in clear, which is what both sides want. Raises Unauthenticated where they differ."""
-    security = link.security
-    if offered.tls:
-        context = security.client_context()
-        if context is None:
-            raise Unauthenticated(
-                f"{link.peer} wants TLS, and this worker knows no authority", remedy="give --tls-ca (PS_TLS_CA)"
-            )
-        return context
-    if security.tls and security.settings.bulk is BulkSecurity.TLS:
-        raise Unauthenticated(
-            f"{link.peer} would take and send parameters in clear",
-            expected="a bulk transport under TLS",
-            actual="--bulk-security token-only at the shard",
-            remedy="leave that out, or set PS_BULK_SECURITY=token-only here, where nobody else can read the network",
-        )
-    return None

@@ -1124,20 +1124,22 @@ class PieceManifest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., model: _Optional[str] = ..., shard: _Optional[int] = ..., variables: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[PieceTensor, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[PieceTable, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class GetPieceRequest(_message.Message):
-    __slots__ = ("name", "number", "checksum", "dtype", "have", "have_checksum")
+    __slots__ = ("name", "number", "checksum", "dtype", "have", "have_checksum", "bulk")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     HAVE_FIELD_NUMBER: _ClassVar[int]
     HAVE_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    BULK_FIELD_NUMBER: _ClassVar[int]
     name: str
     number: int
     checksum: bytes
     dtype: _common_pb2.DType
     have: int
     have_checksum: bytes
-    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., checksum: _Optional[bytes] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., have: _Optional[int] = ..., have_checksum: _Optional[bytes] = ...) -> None: ...
+    bulk: bool
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., checksum: _Optional[bytes] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., have: _Optional[int] = ..., have_checksum: _Optional[bytes] = ..., bulk: bool = ...) -> None: ...
 
 class PieceLink(_message.Message):
     __slots__ = ("number", "encodings", "sizes")
@@ -1150,14 +1152,16 @@ class PieceLink(_message.Message):
     def __init__(self, number: _Optional[int] = ..., encodings: _Optional[_Iterable[_Union[PieceEncoding, str]]] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PieceHeader(_message.Message):
-    __slots__ = ("manifest", "links", "payload_bytes")
+    __slots__ = ("manifest", "links", "payload_bytes", "side_channel")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIDE_CHANNEL_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     links: _containers.RepeatedCompositeFieldContainer[PieceLink]
     payload_bytes: int
-    def __init__(self, manifest: _Optional[bytes] = ..., links: _Optional[_Iterable[_Union[PieceLink, _Mapping]]] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+    side_channel: SideChannel
+    def __init__(self, manifest: _Optional[bytes] = ..., links: _Optional[_Iterable[_Union[PieceLink, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., side_channel: _Optional[_Union[SideChannel, _Mapping]] = ...) -> None: ...
 
 class GetPieceReply(_message.Message):
     __slots__ = ("header", "chunk")

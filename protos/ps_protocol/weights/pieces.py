@@ -17,14 +17,17 @@ import xxhash
 from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster.weights import WeightsPiece, WeightsVersion
-from ps_protocol.errors import DamagedData, InternalError, InvalidRequest, Unavailable
+from ps_protocol.errors import DamagedData, InternalError, InvalidRequest, PsError, Unavailable
 from ps_protocol.feed.cursor import Cursors
 from ps_protocol.model.spec import DType, Variable
 from ps_protocol.rpc.client_errors import translate
+from ps_protocol.security.security import Security
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.weights.version import WholeVersion
+from ps_protocol.wire.bulk import attached_bulk
 from ps_protocol.wire.chunks import PIECE_REPLIES, ChunkReceiver
 from ps_protocol.wire.convert.model import VARIABLE, dtype_to_pb
+from ps_protocol.wire.convert.step import side_channel_from_pb
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -34,6 +37,20 @@ _LARGEST_GROWTH = 4
 """A conversion makes at most so many bytes of one: float16 as float64."""
 
 MOST_THREADS = 8
+
+SIDE_CHANNEL_SECONDS = 3.0
+"""A side channel to a shard has to be open after this time."""
+
+
+@dataclass(slots=True)
+class PieceSource:
+    """A shard that pieces are received from."""
+
+    channel: grpc.Channel
+    address: str
+    security: Security
+    #: Whether payloads are to come over a side channel; not any more once that did not work.
+    bulk: bool = True
 
 
 @dataclass(slots=True)
@@ -86,14 +103,14 @@ class _Stage:
 def receive(
     name: str,
     version: WeightsVersion,
-    channel: Callable[[int], grpc.Channel],
+    source: Callable[[int], PieceSource],
     dtype: DType | None,
     base: WholeVersion | None,
     seconds: float,
 ) -> tuple[WholeVersion, Received]:
     """Receive ``version`` whole, as what changed since ``base`` where that is smaller. ``base`` stays as it is.
 
-    ``channel``: to the shard of a number. ``seconds``: for each piece. Raises VersionGone, Unavailable, DamagedData
+    ``source``: the shard of a number. ``seconds``: for each piece. Raises VersionGone, Unavailable, DamagedData
     for what is not as its checksums say.
     """
     stage, received = _Stage(), Received()
@@ -103,7 +120,7 @@ def receive(
 
     def fetch(piece: WeightsPiece) -> None:
         manifest, encoded, size, is_delta = _fetch(
-            name, version, piece, channel(piece.shard), dtype, base, stage, calls, seconds
+            name, version, piece, source(piece.shard), dtype, base, stage, calls, seconds
         )
         manifests[piece.shard], checksums[piece.shard] = manifest, xxhash.xxh3_128_digest(encoded)
         if is_delta:
@@ -154,7 +171,7 @@ def _fetch(
     name: str,
     version: WeightsVersion,
     piece: WeightsPiece,
-    channel: grpc.Channel,
+    source: PieceSource,
     dtype: DType | None,
     base: WholeVersion | None,
     stage: _Stage,
@@ -167,8 +184,9 @@ def _fetch(
         request.dtype = dtype_to_pb(dtype)
     if base is not None and piece.shard in base.manifests:
         request.have, request.have_checksum = base.number, base.manifests[piece.shard]
-    peer = f"shard {piece.shard}"
-    call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(_GET_PIECE)
+    request.bulk = source.bulk
+    peer = f"shard {piece.shard} at {source.address}"
+    call: grpc.UnaryStreamMultiCallable[bytes, bytes] = source.channel.unary_stream(_GET_PIECE)
     replies = call(request.SerializeToString(), timeout=seconds)
     calls.append(replies)
     try:
@@ -180,7 +198,8 @@ def _fetch(
         if (dtype is None and total != piece.size_bytes) or total > _LARGEST_GROWTH * piece.size_bytes:
             raise _damaged(f"its tensors have {total} bytes, of {piece.size_bytes}")
         steps = _Steps(header, places, version.number, request.have)
-        ChunkReceiver(PIECE_REPLIES, steps.pieces, peer, InternalError).receive(lambda: next(replies, None))
+        if not header.HasField("side_channel") or not _from_side(header, steps.pieces, source, peer):
+            ChunkReceiver(PIECE_REPLIES, steps.pieces, peer, InternalError).receive(lambda: next(replies, None))
     except grpc.RpcError as error:
         raise translate(error, peer) from error
     finally:
@@ -188,6 +207,27 @@ def _fetch(
     for index, (tensor, variable) in enumerate(tensors):
         steps.apply(index, partial(_base_part, base, tensor, variable), tensor.checksum)
     return manifest, header.manifest, header.payload_bytes, steps.is_delta
+
+
+def _from_side(header: pb.PieceHeader, pieces: Sequence[memoryview], source: PieceSource, peer: str) -> bool:
+    """Receive the payload from the side channel that is offered; False: it does not work, and chunks come instead.
+
+    Raises Unavailable where it breaks off.
+    """
+    try:
+        offered = side_channel_from_pb(header.side_channel)
+        carrier = attached_bulk(offered, source.address, peer, source.security, SIDE_CHANNEL_SECONDS)
+    except (OSError, ValueError, PsError):
+        source.bulk = False
+        return False
+    try:
+        carrier.receive_into(pieces)
+    except OSError as error:
+        raise Unavailable(f"the side channel to {peer} broke: {error}", remedy="try again") from error
+    finally:
+        carrier.shut_down()
+        carrier.close()
+    return True
 
 
 def _header(data: bytes | None, peer: str) -> pb.PieceHeader:

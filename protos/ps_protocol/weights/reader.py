@@ -10,15 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import grpc
-
 from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.weights import FollowAnswer, FollowAsk, WeightsVersion
 from ps_protocol.errors import DamagedData, InvalidRequest, PsError, Retryable, Unavailable, VersionGone
 from ps_protocol.model.spec import DType
 from ps_protocol.retry import SHARD, Attempts
-from ps_protocol.weights.pieces import Received, receive
+from ps_protocol.weights.pieces import PieceSource, Received, receive
 from ps_protocol.weights.version import WholeVersion
 
 __all__ = ["Reading", "VersionReader", "WholeVersion"]
@@ -38,6 +36,8 @@ class Reading:
     patience_seconds: float = times.PATIENCE_SECONDS
     #: Wait for newer versions until the job is finished; else end with the newest.
     follow: bool = True
+    #: Large payloads come over a side channel where that works.
+    bulk: bool = True
 
 
 class VersionReader:
@@ -64,7 +64,7 @@ class VersionReader:
         #: A version that turned out to be gone: a newer one is waited for.
         self._gone = 0
         self._id = secrets.token_hex(8)
-        self._channels: dict[str, grpc.Channel] = {}
+        self._sources: dict[str, PieceSource] = {}
         #: Of all versions so far.
         self.received = Received()
 
@@ -139,17 +139,18 @@ class VersionReader:
     def _receive(
         self, version: WeightsVersion, answer: FollowAnswer, base: WholeVersion | None
     ) -> tuple[WholeVersion, Received]:
-        def channel(shard: int) -> grpc.Channel:
+        def source(shard: int) -> PieceSource:
             address = answer.addresses.get(shard, "")
             if not address:
                 raise Unavailable(f"shard {shard} is not there", shard=str(shard), remedy="start it again")
-            return self._channels[address]
+            return self._sources[address]
 
-        for address in set(answer.addresses.values()) - self._channels.keys():
+        for address in set(answer.addresses.values()) - self._sources.keys():
             if address:
-                self._channels[address] = self._client.open_shard(address)
+                channel = self._client.open_shard(address)
+                self._sources[address] = PieceSource(channel, address, self._client.security, self._what.bulk)
         seconds = times.SHARD_CALL_SECONDS + version.size_bytes / times.SLOWEST_BYTES_PER_SECOND
-        return receive(self._what.name, version, channel, self._what.dtype, base, seconds)
+        return receive(self._what.name, version, source, self._what.dtype, base, seconds)
 
     def _ask(
         self, number: int, wait_seconds: float, *, leaves: bool = False, timeout_seconds: float | None = None
@@ -170,8 +171,8 @@ class VersionReader:
 
     def _drop_channels(self) -> None:
         """A shard that was started again may have another address, or none yet."""
-        while self._channels:
-            self._channels.popitem()[1].close()
+        while self._sources:
+            self._sources.popitem()[1].channel.close()
 
     def _say(self, text: str) -> None:
         now = time.monotonic()

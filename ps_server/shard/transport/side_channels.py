@@ -55,7 +55,8 @@ Lend = Callable[[int], Sequence[Region]]
 class Offer:
     """The side channels offered to one stream. Lives on the event loop."""
 
-    def __init__(self, layout: Layout, lend: Lend) -> None:
+    def __init__(self, layout: Layout | None, lend: Lend) -> None:
+        #: None: nothing is pushed here.
         self.layout = layout
         #: Gives regions for gradients that the worker maps, called in a helper thread.
         self.lend = lend
@@ -69,6 +70,11 @@ class Offer:
             return False
         self.confirmed.set_result(transport)
         return True
+
+    async def taken(self, seconds: float) -> SocketServerTransport | None:
+        """The side channel, once the client has confirmed it; None: it has not in this time."""
+        await asyncio.wait([self.confirmed], timeout=seconds)
+        return self.confirmed.result() if self.confirmed.done() else None
 
     async def chosen(self, anchor: GrpcServerTransport) -> ServerTransport:
         """What the worker begins to use: a side channel, or the stream itself. Raises as ``ServerTransport`` does."""
@@ -111,6 +117,11 @@ class SideChannels:
             self._spawn(self._accept(self._tcp, self._open_bulk))
 
     @property
+    def token_seconds(self) -> float:
+        """How long a token is valid."""
+        return self._config.token_seconds
+
+    @property
     def port(self) -> int | None:
         """TCP port of the bulk transport."""
         return self._tcp.getsockname()[1] if self._tcp else None
@@ -126,10 +137,13 @@ class SideChannels:
             self._tcp.close()
 
     @contextmanager
-    def offer(self, transports: Sequence[Transport | None], layout: Layout, lend: Lend) -> Iterator[Offer]:
+    def offer(
+        self, transports: Sequence[Transport | None], layout: Layout | None = None, lend: Lend = lambda number: ()
+    ) -> Iterator[Offer]:
         """Offer what the worker asked for and this shard has. At the end of the block the tokens expire.
 
-        ``lend`` gives regions for gradients that the worker maps, as ``LentRegions.take`` of this worker.
+        ``layout``: of the model whose gradients come there; None: none do, and no memory is shared. ``lend`` gives
+        regions for gradients that the worker maps, as ``LentRegions.take`` of this worker.
         """
         offer = Offer(layout, lend)
         tokens = []
@@ -151,8 +165,8 @@ class SideChannels:
             if not offer.confirmed.cancelled():
                 offer.confirmed.result().close()
 
-    def _channel(self, transport: Transport | None, token: bytes, layout: Layout) -> SideChannel | None:
-        if transport is Transport.SHM and self._unix is not None and layout.holds_any:
+    def _channel(self, transport: Transport | None, token: bytes, layout: Layout | None) -> SideChannel | None:
+        if transport is Transport.SHM and self._unix is not None and layout is not None and layout.holds_any:
             return SideChannel(transport, token, name=str(self._unix.path))
         if transport is Transport.BULK and self.port is not None:
             return SideChannel(transport, token, port=self.port, tls=self._context is not None)
@@ -244,9 +258,9 @@ class SideChannels:
         return offer
 
 
-def _rooms(layout: Layout) -> list[SharedMemory]:
+def _rooms(layout: Layout | None) -> list[SharedMemory]:
     """Memory for rows of pushes, and for rows asked for; none where the model has no tables, or there is none."""
-    if not layout.shard_map.spec.tables:
+    if layout is None or not layout.shard_map.spec.tables:
         return []
     try:
         return [SharedMemory.create(ROOM_BYTES, whole=False) for _ in range(2)]

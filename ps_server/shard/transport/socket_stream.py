@@ -344,6 +344,10 @@ class SocketServerTransport:
         answer.payload_bytes = sum(map(len, payload))
         await self._send(answer, payload)
 
+    async def send_bytes(self, pieces: Sequence[memoryview]) -> None:
+        """Send ``pieces`` as they are, without framing; returns when they are not read any more."""
+        await self._in_thread(lambda: self._carrier.send_all(pieces))
+
     def room(self, size: int) -> memoryview | None:
         """The memory for rows, for the next ``send_rows``."""
         if self._rows_room is None or size > len(self._rows_room.bytes) or size <= INLINE_BYTES:

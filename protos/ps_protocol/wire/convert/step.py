@@ -325,16 +325,25 @@ def _opened_to_pb(opened: answers.OpenedStream) -> pb.Opened:
         last_sequence=opened.last_sequence,
         initialised=opened.initialised,
         torch_version=opened.torch_version,
-        side_channels=[
-            pb.SideChannel(
-                transport=transport_to_pb(each.transport),
-                name=each.name,
-                port=each.port,
-                token=each.token,
-                tls=each.tls,
-            )
-            for each in opened.side_channels
-        ],
+        side_channels=map(side_channel_to_pb, opened.side_channels),
+    )
+
+
+def side_channel_to_pb(channel: answers.SideChannel) -> pb.SideChannel:
+    """The message of a side channel that is offered."""
+    return pb.SideChannel(
+        transport=transport_to_pb(channel.transport),
+        name=channel.name,
+        port=channel.port,
+        token=channel.token,
+        tls=channel.tls,
+    )
+
+
+def side_channel_from_pb(message: pb.SideChannel) -> answers.SideChannel:
+    """What a message offers."""
+    return answers.SideChannel(
+        transport_from_pb(message.transport), message.token, message.name, message.port, message.tls
     )
 
 
@@ -346,10 +355,7 @@ def _opened_from_pb(message: pb.Opened) -> answers.OpenedStream:
         message.last_sequence,
         message.initialised,
         message.torch_version,
-        [
-            answers.SideChannel(transport_from_pb(each.transport), each.token, each.name, each.port, each.tls)
-            for each in message.side_channels
-        ],
+        list(map(side_channel_from_pb, message.side_channels)),
     )
 
 

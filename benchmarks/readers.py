@@ -1,0 +1,175 @@
+"""Whole weights to several readers at once: ``python -m benchmarks.readers``.
+
+A model is published once, and 1, 4 and 8 processes of this host receive it whole over TCP: with ``ps_worker.subscribe``
+from one shard, from ``python -m http.server`` as a safetensors file, and from a process of torch RPC. Each round takes
+the three in turn; its time is that of the slowest reader, until it has tensors. What is received here is also compared
+with its checksums.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import click
+import safetensors.torch
+import torch
+
+import ps_worker
+from benchmarks import report
+from benchmarks.cluster import running_cluster
+from benchmarks.peers import torch_rpc
+from benchmarks.processes import Child, end_with_parent
+from benchmarks.timing import Loop
+
+RESULTS = Path(__file__).parent / "results" / "readers.json"
+OURS, HTTP, RPC = "torch-ps", "http.server, safetensors", torch_rpc.TCP
+ASKED = 1.2
+"""So many times as fast as the faster of the two others."""
+
+TENSORS = 40
+
+
+@contextmanager
+def published(address: str, nbytes: int) -> Iterator[object]:
+    """The role of the trainer: it publishes one version, and stays."""
+    with ps_worker.connect(address, device="cpu") as cluster:
+        parameters = [torch.nn.Parameter(torch.randn(nbytes // 4 // TENSORS)) for _ in range(TENSORS)]
+        optimizer = cluster.optimizer(torch.optim.SGD, parameters, lr=0.1)
+        cluster.publish("policy", optimizer, step=1, wait=True)
+        yield object()
+
+
+@contextmanager
+def subscriber(address: str) -> Iterator[Loop]:
+    """The role of a reader of ours."""
+    with ps_worker.subscribe("policy", coordinator=address) as versions:
+        kept: list[object] = [None]
+
+        def read() -> None:
+            versions.restart()
+            kept[0] = versions.fetch(1).tensors()
+
+        yield Loop({OURS: read})
+
+
+@contextmanager
+def downloader(url: str) -> Iterator[Loop]:
+    """The role of a reader of a file over HTTP."""
+    kept: list[object] = [None]
+
+    def read() -> None:
+        with urllib.request.urlopen(url) as reply:
+            kept[0] = safetensors.torch.load(reply.read())
+
+    yield Loop({HTTP: read})
+
+
+@contextmanager
+def served(nbytes: int) -> Iterator[str]:
+    """``python -m http.server`` with a file; its URL."""
+    with tempfile.TemporaryDirectory(prefix="ps-bench-") as folder, socket.socket() as probe:
+        safetensors.torch.save_file(
+            {f"t{i}": torch.randn(nbytes // 4 // TENSORS) for i in range(TENSORS)}, Path(folder) / "model.safetensors"
+        )
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", folder]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
+        try:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+                    break
+                time.sleep(0.05)
+            yield f"http://127.0.0.1:{port}/model.safetensors"
+        finally:
+            server.kill()
+            server.wait()
+
+
+def once(children: Sequence[Child], operation: str) -> float:
+    """Seconds until all of ``children`` have it."""
+    for child in children:
+        child.begin("run", operation, 1)
+    return max(child.answer()[0] for child in children)
+
+
+def measure(nbytes: int, counts: Sequence[int], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """By number of readers and system: seconds of each round."""
+    found: dict[str, dict[str, list[float]]] = {}
+    with ExitStack() as stack:
+        address = stack.enter_context(running_cluster()).address
+        url = stack.enter_context(served(nbytes))
+        trainer = stack.enter_context(Child(published, address, nbytes))
+        trainer.ready()
+        place = torch_rpc.Place(*torch_rpc.ROUTES[RPC], f"file://{stack.enter_context(tempfile.TemporaryDirectory())}/s", max(counts) + 1)
+        holder = stack.enter_context(Child(torch_rpc.server, place, nbytes, TENSORS))
+        crews = {
+            OURS: [stack.enter_context(Child(subscriber, address)) for _ in range(max(counts))],
+            HTTP: [stack.enter_context(Child(downloader, url)) for _ in range(max(counts))],
+            RPC: [stack.enter_context(Child(torch_rpc.worker, place, rank, nbytes, TENSORS)) for rank in range(max(counts))],
+        }
+        for child in (holder, *(child for crew in crews.values() for child in crew)):
+            child.ready()
+        operations = {OURS: OURS, HTTP: HTTP, RPC: torch_rpc.PULL}
+        # TensorPipe polls without sleeping: it is stopped while others are timed.
+        for child in (holder, *crews[RPC]):
+            child.rest()
+        for count in counts:
+            times = found[str(count)] = {name: [] for name in crews}
+            for number in range(rounds + 1):
+                for name, crew in crews.items():
+                    polling = (holder, *crew[:count]) if name == RPC else ()
+                    for child in polling:
+                        child.wake()
+                    taken = once(crew[:count], operations[name])
+                    for child in polling:
+                        child.rest()
+                    if number:  # the first is not counted
+                        times[name].append(taken)
+        for child in (holder, *crews[RPC]):
+            child.wake()
+    return found
+
+
+def table(found: dict[str, dict[str, list[float]]], nbytes: int) -> list[str]:
+    """Lines of Markdown, and whether what is asked for is reached."""
+    names = [OURS, HTTP, RPC]
+    lines = [f"| readers | {' | '.join(names)} | times as fast as the faster |", "|--:|--:|--:|--:|--:|"]
+    for count, times in found.items():
+        medians = [statistics.median(times[name]) for name in names]
+        ratio = min(medians[1:]) / medians[0]
+        cells = " | ".join(f"{each:.3f} s, {int(count) * nbytes / each / 1e9:.2f} GB/s" for each in medians)
+        lines.append(f"| {count} | {cells} | {ratio:.2f}, asked ≥ {ASKED}: {'reached' if ratio >= ASKED else 'not reached'} |")
+    return lines
+
+
+@click.command()
+@click.option("--mb", type=click.IntRange(1), default=100, show_default=True, help="Of the model.")
+@click.option("--readers", default="1,4,8", show_default=True, help="How many, separated by commas.")
+@click.option("--rounds", type=click.IntRange(1), default=9, show_default=True)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="JSON of everything.")
+def main(mb: int, readers: str, rounds: int, output: Path) -> None:
+    """Time whole weights to several readers; print a table in Markdown, keep it as JSON."""
+    nbytes = mb * 1_000_000
+    found = measure(nbytes, [int(each) for each in readers.split(",")], rounds)
+    click.echo(f"{', '.join(report.machine().values())}; load {os.getloadavg()[0]:.1f} at the end\n")
+    click.echo("\n".join(table(found, nbytes)))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps({"machine": report.machine(), "bytes": nbytes, "seconds": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
