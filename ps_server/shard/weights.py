@@ -10,6 +10,7 @@ import struct
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import PIECE_REPLIES
 from ps_protocol.wire.convert.model import VARIABLE, dtype_from_pb, dtype_to_pb
 from ps_protocol.wire.convert.step import side_channel_to_pb
+from ps_server.shard.execution.tasks import finished
 from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.transport.grpc_stream import Context, reader_gone, write
@@ -238,7 +240,10 @@ class HeldWeights:
             before.cancel()
             await asyncio.wait([before])
         tables = await self._positions(model)
-        published = await model.take_published()
+        path = self._path(name, number)
+        # To memory it is copied in about the time that the update would take to copy it: that waits a little instead.
+        quick = path is None
+        published = await model.take_published(quick=quick)
         manifest = pb.PieceManifest(
             name=name,
             number=number,
@@ -253,18 +258,15 @@ class HeldWeights:
             manifest.tensors.add(variable=variable, row_begin=span.slice.row_begin, row_end=span.slice.row_end)
 
         async def written() -> HeldPiece:
+            loop, copied = asyncio.get_running_loop(), asyncio.Event()
+            write = partial(self._write, path, manifest, published.region)
+            writing = loop.run_in_executor(None, write, lambda: loop.call_soon_threadsafe(copied.set))
+            writing.add_done_callback(lambda _: copied.set())
             try:
-                path = self._path(name, number)
-                writing = asyncio.ensure_future(asyncio.to_thread(self._write, path, manifest, published.region))
-                try:
-                    form = await asyncio.shield(writing)
-                except asyncio.CancelledError:
-                    # The thread still reads the region.
-                    await asyncio.wait([writing])
-                    raise
+                await finished(copied.wait())
             finally:
-                published.give_back(quick=False)
-            return HeldPiece(form, path, checked=True)
+                published.give_back(quick=quick)
+            return HeldPiece(await writing, path, checked=True)
 
         self._writing[key] = asyncio.create_task(written(), name="piece")
 
@@ -314,14 +316,21 @@ class HeldWeights:
     def _path(self, name: str, number: int) -> Path | None:
         return None if self._folder is None else self._folder / name / f"{number:06d}.piece"
 
-    def _write(self, path: Path | None, manifest: pb.PieceManifest, region: Region) -> PieceForm:
+    def _write(
+        self, path: Path | None, manifest: pb.PieceManifest, region: Region, copied: Callable[[], object]
+    ) -> PieceForm:
+        """In a helper thread. ``copied`` is called once ``region`` is not read any more."""
         spans = region.layout.slices
         pieces = region.pieces([(span.begin, span.end) for span in spans])
         if path is None:
             data = np.empty(sum(map(len, pieces)), np.uint8)
             at = 0
-            for tensor, piece in zip(manifest.tensors, pieces, strict=True):
+            for piece in pieces:
                 data[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+                at += len(piece)
+            copied()
+            at = 0
+            for tensor, piece in zip(manifest.tensors, pieces, strict=True):
                 tensor.checksum = xxhash.xxh3_128_digest(data[at : at + len(piece)].data)
                 at += len(piece)
             return PieceForm.of(manifest, data.data)
@@ -335,6 +344,7 @@ class HeldWeights:
                         digest.update(part)
                         file.write(part)
                     tensor.checksum = digest.digest()
+                copied()
                 encoded = manifest.SerializeToString(deterministic=True)
                 file.write(encoded)
                 file.write(_FOOTER.pack(_MAGIC, len(encoded), xxhash.xxh3_128_digest(encoded)))

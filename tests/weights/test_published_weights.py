@@ -13,10 +13,15 @@ import torch
 from torch import nn
 
 import ps_worker
+from ps_protocol.cluster.answers import SideChannel
 from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch, Unavailable, VersionGone
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.weights import pieces
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.shard import weights
+from ps_server.shard.config import SideChannelConfig
 from ps_worker.weights import Subscription
+from tests.support.certificates import made_folder
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job
 
@@ -466,6 +471,81 @@ def test_tables_of_a_published_model_say_where_their_feeds_stood() -> None:
         assert torch.equal(mine["1"].weight, model[1].weight)
         (change,) = [c for c in ps_worker.feed.follow_table(job.address, "words", follow=False) if c.whole]
         assert version.tables == {"words": change.cursor}
+
+
+def large() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Linear(600, 1000)
+
+
+@pytest.fixture
+def attached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The peers to which a side channel was opened."""
+    peers: list[str] = []
+    attach = pieces.attached_bulk
+
+    def opened(offered: SideChannel, address: str, peer: str, *rest: Any) -> Any:
+        carrier = attach(offered, address, peer, *rest)
+        peers.append(type(carrier).__name__)
+        return carrier
+
+    monkeypatch.setattr(pieces, "attached_bulk", opened)
+    return peers
+
+
+def test_a_large_piece_comes_over_a_side_channel(attached: list[str]) -> None:
+    with running_job(shards=2) as job, reader(job) as versions:
+        model, mine = large(), nn.Linear(600, 1000)
+        published(job, model)
+        next(versions).apply_(mine)
+        assert bits(mine) == bits(model)
+        assert attached == ["PlainCarrier"] * 2
+
+
+def test_a_side_channel_has_the_security_of_the_job(attached: list[str], tmp_path: Path) -> None:
+    lab = made_folder(tmp_path / "lab")
+    with running_job(lab=lab) as job:
+        model, mine = large(), nn.Linear(600, 1000)
+        published(job, model)
+        with reader(job, security=lab.settings("reader", role=AccessRole.READER)) as versions:
+            next(versions).apply_(mine)
+        assert bits(mine) == bits(model)
+        assert attached == ["TlsCarrier"]
+
+
+def test_where_a_side_channel_does_not_work_the_piece_comes_as_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise ConnectionRefusedError("nobody listens")
+
+    monkeypatch.setattr(pieces, "attached_bulk", refused)
+    with running_job(start_shards=0) as job:
+        job.start_shard(0, side_channels=SideChannelConfig(token_seconds=0.2))
+        model, mine = large(), nn.Linear(600, 1000)
+        cluster, optimizer = published(job, model)
+        with reader(job) as versions:
+            next(versions).apply_(mine)
+            assert bits(mine) == bits(model)
+            cluster.publish("policy", optimizer, step=2, wait=True)
+            assert next(versions).number == 2
+
+
+def test_a_side_channel_that_breaks_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    attach, broken = pieces.attached_bulk, []
+
+    def breaking(*arguments: Any) -> Any:
+        carrier = attach(*arguments)
+        if not broken:
+            broken.append(carrier)
+            carrier.shut_down()
+        return carrier
+
+    monkeypatch.setattr(pieces, "attached_bulk", breaking)
+    with running_job() as job, reader(job) as versions:
+        model, mine = large(), nn.Linear(600, 1000)
+        published(job, model)
+        next(versions).apply_(mine)
+        assert broken
+        assert bits(mine) == bits(model)
 
 
 def test_a_job_without_a_coordinator_is_given_up_after_the_readers_time() -> None:
