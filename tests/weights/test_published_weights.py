@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 import ps_worker
@@ -18,6 +20,7 @@ from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch, Unava
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.weights import pieces
 from ps_server.cli.options.storage import Durability, StorageConfig
+from ps_server.cli.psctl import main
 from ps_server.shard import weights
 from ps_server.shard.config import SideChannelConfig
 from ps_worker.weights import Subscription
@@ -455,6 +458,34 @@ def test_an_operator_sees_what_is_published_and_keeps_a_version() -> None:
         assert [version.number for version in state.versions] == [1, 3]
         operator.pin_weights("policy", 1, seconds=0.0)
         assert operator.weights()[0].pins == ()
+
+
+def test_psctl_lists_what_is_published_and_pins_a_version() -> None:
+    def psctl(*arguments: str) -> str:
+        done = CliRunner().invoke(main.main, ["weights", *arguments, "--coordinator", address])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    with running_job() as job:
+        address = job.address
+        assert psctl("list") == "nothing is published\n"
+        cluster, optimizer = published(job, net(), keep=1, metadata={"loss": 0.5})
+        with reader(job) as versions:
+            next(versions)
+            assert "version 1 of 'policy' is kept for 60 s" in psctl("pin", "policy", "1", "--seconds", "60")
+            cluster.publish("policy", optimizer, step=2, keep=1, wait=True)
+            thread = threading.Thread(target=lambda: list(versions), daemon=True)
+            thread.start()
+            wait_until(lambda: "version 2, 0 behind" in psctl("list"))
+            text = psctl("list")
+            assert "policy: version 2 of model 'model', 1 readers" in text
+            assert "pinned by operator" in text
+            (name,) = json.loads(psctl("list", "--json"))["names"]
+            assert [version["number"] for version in name["versions"]] == [1, 2]
+            assert name["versions"][0]["metadata"] == {"loss": 0.5}
+            assert [each["behind"] for each in name["readers"]] == [0]
+            cluster.close()
+            thread.join(60)
 
 
 def test_tables_of_a_published_model_say_where_their_feeds_stood() -> None:

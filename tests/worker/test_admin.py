@@ -22,6 +22,7 @@ IDS = np.arange(5)
 FILES_ONLY = {"tables", "certs", "checkpoints", "export", "verify", "trace"}
 CALLS = {
     "checkpoint": "checkpoint",
+    "divergence": "acknowledge_divergence",
     "drain": "drain",
     "feed": "feed",
     "import-rows": "load_rows",
@@ -35,6 +36,7 @@ CALLS = {
     "status": "status",
     "top": "history",
     "wait": "wait",
+    "weights": "weights",
 }
 
 

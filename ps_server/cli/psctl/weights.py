@@ -1,7 +1,8 @@
-"""The commands psctl weights: published weights, for readers that follow directories."""
+"""The commands psctl weights: what is published, and readers that follow directories."""
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.job_state import time_text
+from ps_protocol.cluster.weights import WeightsState, WeightsVersion
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import DType
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.options.common import clean_errors
-from ps_server.cli.psctl.connection import coordinator_option
+from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output import note, output_option, print_result
 
 if TYPE_CHECKING:
@@ -45,7 +48,67 @@ It needs the token of a reader.
 
 @click.group()
 def weights() -> None:
-    """Follow published weights."""
+    """Show, keep and follow published weights."""
+
+
+@weights.command("list")
+@coordinator_option
+@output_option()
+def list_weights(coordinator: str, as_json: bool) -> None:
+    """Show what a job publishes: versions, readers and how far each is behind, pins."""
+    with connected(coordinator) as job:
+        names = job.weights()
+    plain = [
+        asdict(state)
+        | {"versions": [_version(version) for version in state.versions]}
+        | {"readers": [asdict(reader) | {"behind": state.newest - reader.have} for reader in state.readers]}
+        for state in names
+    ]
+    print_result({"names": plain}, "\n".join(map(_shown, names)) or "nothing is published", as_json)
+
+
+@weights.command()
+@click.argument("name")
+@click.argument("number", type=click.IntRange(1))
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0),
+    default=3600.0,
+    show_default=True,
+    help="For how long, from now: 30 days at most. 0: no longer.",
+)
+@click.option("--holder", default="operator", show_default=True, help="Who wants it.")
+@coordinator_option
+@output_option()
+def pin(coordinator: str, name: str, number: int, seconds: float, holder: str, as_json: bool) -> None:
+    """Keep version NUMBER of NAME although newer ones come."""
+    with connected(coordinator) as job:
+        job.pin_weights(name, number, seconds=seconds, holder=holder)
+    text = f"version {number} of '{name}' is kept for {seconds:g} s" if seconds else f"version {number} is not pinned"
+    print_result({"name": name, "number": number, "seconds": seconds, "holder": holder}, text, as_json)
+
+
+def _version(version: WeightsVersion) -> dict[str, object]:
+    """As JSON's types; the pieces are of interest to shards alone."""
+    shards = [piece.shard for piece in version.pieces]
+    facts = asdict(version) | {"metadata": json.loads(version.metadata or "{}"), "size_bytes": version.size_bytes}
+    del facts["pieces"]
+    return facts | {"shards": shards}
+
+
+def _shown(state: WeightsState) -> str:
+    lines = [f"{state.name}: version {state.newest} of model '{state.model}', {len(state.readers)} readers"]
+    for version in state.versions:
+        marks = ["gone"] * (version.number in state.gone)
+        marks += [f"pinned by {pin.holder}" for pin in state.pins if pin.number == version.number]
+        told = f", {', '.join(marks)}" if marks else ""
+        size = f"{version.size_bytes / 1e6:.1f} MB"
+        lines.append(f"  version {version.number}: step {version.step}, {size}, {time_text(version.at_seconds)}{told}")
+    for reader in state.readers:
+        received = f"{reader.delta_bytes / 1e6:.1f} MB as deltas, {reader.full_bytes / 1e6:.1f} MB whole"
+        behind = f"version {reader.have}, {state.newest - reader.have} behind"
+        lines.append(f"  reader {reader.host} process {reader.pid}: {behind}, {received}")
+    return "\n".join(lines)
 
 
 @weights.command(help=_FOLLOW)
