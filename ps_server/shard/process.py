@@ -69,13 +69,14 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
             try:
                 await process.run()
                 return
-            except (Fenced, InternalError, DamagedData) as error:
-                if stop.is_set() or not (process.is_damaged or (config.standby and not isinstance(error, DamagedData))):
+            except (Fenced, InternalError) as error:
+                if not config.standby or stop.is_set():
                     raise
-                if process.is_damaged:
-                    logger.error("table.disk", "shard %d reads its rows from snapshot and log: %s", config.shard, error)
-                else:
-                    logger.warning("standby.failed", "shard %d starts over as a standby: %s", config.shard, error)
+                logger.warning("standby.failed", "shard %d starts over as a standby: %s", config.shard, error)
+            except DamagedData as error:
+                if not process.is_damaged or stop.is_set():
+                    raise
+                logger.error("table.disk", "shard %d reads its rows from snapshot and log: %s", config.shard, error)
             del process
             gc.collect()  # Two tables may not fit.
             with suppress(TimeoutError):
