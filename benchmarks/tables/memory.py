@@ -1,8 +1,9 @@
 """Rows per second where a part of a table's rows is in memory, beside the same table all in memory, and the disk.
 
-``python -m benchmarks.tables.memory [ROWS] [PART]``: a row of Markdown for each operation. Both tables are up at the
-same time and take turns. A step has the different ones of 10,000 ids, by a power law or evenly, other ones each time.
-With even ids, the table takes turns with a bare loop, too, that reads and writes as many records of a file.
+``python -m benchmarks.tables.memory [ROWS] [PART] ["power law,even"]``: a row of Markdown for each operation. Both
+tables are up at the same time and take turns. A step has the different ones of 10,000 ids, by a power law or evenly,
+drawn anew each time. With even ids, the table takes turns with a bare loop, too, that reads and writes as many records
+of a file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import statistics
 import sys
 import tempfile
 import time
+import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,7 +36,7 @@ from ps_protocol.cluster.view import Role
 from ps_server.tables.record_file import record_bytes
 from ps_worker import rows
 
-ROWS, PART, DRAWN, KEPT = 2_000_000, 0.1, 10_000, 400
+ROWS, PART, DRAWN = 2_000_000, 0.1, 10_000
 PULL, PUSH, STEP, PREFETCHED = "pulled", "pushed", "pulled and pushed", "pulled and pushed, prefetched"
 OPERATIONS = (PULL, PUSH, STEP, PREFETCHED)
 POWER, EVEN = "power law", "even"
@@ -42,6 +45,10 @@ POWER, EVEN = "power law", "even"
 _INDEX_BYTES = 20 + 9
 _ROW_BYTES = 4 * 2 * DIM + 9
 _ROUNDS, _STEPS = 5, 40
+#: Batches that cluster.prefetch may ask for before their turn, and some more.
+_AHEAD = 8
+#: Steps before anything is measured: what is used often is in memory then.
+_MOST_WARM_UPS = 2_000
 _DISK_ROUNDS = 40
 _AT_ONCE_BYTES = 256 << 10
 
@@ -59,13 +66,22 @@ def _read_all(descriptor: Any, records: Any, size: Any, buffer: Any, announce: A
 
 
 class MemoryLoop(Loop):
-    """A ``Loop`` that says how many rows an operation has."""
+    """A ``Loop`` whose batches are drawn before they are timed, each anew: no batch comes twice."""
 
-    rows = 0.0
+    def __init__(self, draw: Callable[[], torch.Tensor], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.batches: deque[torch.Tensor] = deque()
+        self._draw = draw
+
+    def run(self, operation: str, count: int, warm_up: int = 0) -> list[float]:
+        """As that of a ``Loop``."""
+        while len(self.batches) < count + warm_up + _AHEAD:
+            self.batches.append(self._draw())
+        return super().run(operation, count, warm_up)
 
     def rows_at_once(self) -> float:
         """Different ids of one operation, in the mean."""
-        return self.rows
+        return statistics.mean(len(self._draw()) for _ in range(50))
 
 
 @contextmanager
@@ -85,14 +101,9 @@ def worker(address: str, table_rows: int, law: str) -> Iterator[MemoryLoop]:
             found: Ids = ids[np.unique(drawn)]
             return torch.from_numpy(rng.permutation(found))
 
-        kept = [draw() for _ in range(KEPT)]
-        at = 0
-
         def batches() -> Iterator[torch.Tensor]:
-            nonlocal at
             while True:
-                at += 1
-                yield kept[at % KEPT]
+                yield loop.batches.popleft()
 
         plain, ahead = batches(), iter(connection.prefetch(batches(), lambda batch: {table: batch}))
 
@@ -115,10 +126,10 @@ def worker(address: str, table_rows: int, law: str) -> Iterator[MemoryLoop]:
             check()
 
         loop = MemoryLoop(
+            draw,
             {PULL: pull, PUSH: push, STEP: lambda: step(plain), PREFETCHED: lambda: step(ahead)},
             {PUSH: lambda: forward(plain)},
         )
-        loop.rows = statistics.mean(len(each) for each in kept)
         yield loop
 
 
@@ -143,16 +154,18 @@ class BareDisk:
         """Where it may be opened."""
         return Path(f"/proc/self/fd/{self._file.fileno()}")
 
-    def step(self, count: int, *, announce: bool) -> float:
-        """Seconds of reading so many records, which lie anywhere, and of writing as many, one after another."""
+    def step(self, count: int, *, announce: bool) -> tuple[float, float]:
+        """Seconds, and those of the processor, of reading so many records, which lie anywhere, and of writing as many,
+        one after another.
+        """
         records = np.sort(self._random.choice(self._count, count, replace=False))
         buffer = np.empty(self._size, np.uint8)
-        began, left = time.perf_counter(), count * self._size
+        began, cpu, left = time.perf_counter(), time.thread_time(), count * self._size
         _read_all(self._file.fileno(), records, self._size, buffer.ctypes.data, announce)
         while left > 0:
             written = os.pwrite(self._file.fileno(), self._block[:left], self._head)
             left, self._head = left - written, (self._head + written) % (self._count * self._size)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.thread_time() - cpu
 
 
 def _forget(path: Path) -> None:
@@ -174,17 +187,36 @@ def beside_the_disk(
     file = next(each for each in files if str(each.readlink()).endswith(" (deleted)"))
     disk = BareDisk(folder, table.on_disk)
     for cold in (False, True):
-        alone, taken = [], []
+        alone, taken, cpu = [], [], 0.0
         for _ in range(_DISK_ROUNDS):
             if cold:
                 _forget(disk.path)
             alone.append(disk.step(moved, announce=cold))
             if cold:
                 _forget(file)
+            before = cpu_seconds(shard)
             taken += child.call("run", STEP, 1, 0)
-        rates = [count / statistics.median(each) / 1e6 for each in (alone, taken)]
+            cpu += cpu_seconds(shard) - before
+        seconds = [[each for each, _ in alone], taken]
+        rates = [count / statistics.median(each) / 1e6 for each in seconds]
+        of_cpu = [1e3 * each / _DISK_ROUNDS for each in (sum(each for _, each in alone), cpu)]
         where = "device" if cold else "page cache"
-        say(f"| {EVEN}, {where} | {STEP} | {rates[0]:.2f} | {rates[1]:.2f} | {rates[1] / rates[0]:.2f} | | |")
+        say(
+            f"| {EVEN}, {where} | {STEP} | {rates[0]:.2f} | {rates[1]:.2f} | {rates[1] / rates[0]:.2f} "
+            f"| {of_cpu[0]:.1f} | {of_cpu[1]:.1f} | |"
+        )
+
+
+def _from_disk(address: str) -> float:
+    """How many rows of look-ups the one shard at a coordinator's ``address`` has read so far. A batch has an id once or
+    more often; where it is not in memory, mostly once.
+    """
+    with CoordinatorClient(address) as client:
+        members = client.get_status(60.0).members
+    metrics = next(each.stats.metrics_address for each in members if each.member.role is Role.SHARD)
+    with urllib.request.urlopen(f"http://{metrics}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if "table_rows_found_total{" in line and '"disk"' in line)
 
 
 def _limit(table_rows: int, part: float) -> int:
@@ -202,8 +234,12 @@ def measure(table_rows: int, part: float, law: str, say: Callable[[str], None]) 
         for child in children:
             child.ready()
         count = children[0].call("rows_at_once")
+        for child, warm_ups in zip(children, (_STEPS, min(_MOST_WARM_UPS, int(2e-3 * part * table_rows))), strict=True):
+            for _ in range(0, warm_ups, _STEPS):
+                child.call("run", STEP, _STEPS, 0)
         for operation in OPERATIONS:
             seconds, cpu = [[], []], [0.0, 0.0]
+            missed = _from_disk(clusters[1].address)
             for turn in range(_ROUNDS + 1):
                 for which, child in enumerate(children):
                     before = cpu_seconds(clusters[which].shards[0])
@@ -213,13 +249,14 @@ def measure(table_rows: int, part: float, law: str, say: Callable[[str], None]) 
                         cpu[which] += cpu_seconds(clusters[which].shards[0]) - before
             rates = [count / statistics.median(each) / 1e6 for each in seconds]
             ratio = statistics.median(much / little for much, little in zip(*seconds, strict=True))
+            missed = (_from_disk(clusters[1].address) - missed) / ((_ROUNDS + 1) * _STEPS * DRAWN)
             of_cpu = [1e3 * each / (_ROUNDS * _STEPS) for each in cpu]
             say(
                 f"| {law} | {operation} | {rates[0]:.2f} | {rates[1]:.2f} | {ratio:.2f} "
-                f"| {of_cpu[0]:.1f} | {of_cpu[1]:.1f} |"
+                f"| {of_cpu[0]:.1f} | {of_cpu[1]:.1f} | {1 - missed:.1%} |"
             )
         if law == EVEN:
-            say(f"| | beside the disk alone | *disk* | *{part:g}* | | | |")
+            say(f"| | beside the disk alone | *disk* | *{part:g}* | | | | |")
             beside_the_disk(children[1], clusters[1].shards[0], Path(folder), clusters[1].address, count, say)
 
 
@@ -228,9 +265,9 @@ def main() -> None:
     table_rows = int(float(sys.argv[1])) if len(sys.argv) > 1 else ROWS
     part = float(sys.argv[2]) if len(sys.argv) > 2 else PART
     print(f"{table_rows:,} rows of {DIM} numbers with Adagrad; million rows per second, CPU of the shard in ms a step")
-    print(f"| ids | rows | all in memory | {part:g} of them | ratio | CPU, all | CPU, {part:g} |")
-    print("|---|---|---|---|---|---|---|")
-    for law in (POWER, EVEN):
+    print(f"| ids | rows | all in memory | {part:g} of them | ratio | CPU, all | CPU, {part:g} | found in memory |")
+    print("|---|---|---|---|---|---|---|---|")
+    for law in sys.argv[3].split(",") if len(sys.argv) > 3 else (POWER, EVEN):
         measure(table_rows, part, law, lambda line: print(line, flush=True))
 
 

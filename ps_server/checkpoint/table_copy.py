@@ -22,7 +22,7 @@ STEP_BYTES = 16 << 20
 _STEP_ROWS = 1 << 20
 
 ORDER_BYTES = 18
-"""To write a row: the number of its bucket, its place in the order by bucket, and as much again while that is sorted."""
+"""To write a row: the number of its bucket, its place in the order by bucket, and one more while that is sorted."""
 
 _NO_IDS: Ids = np.empty(0, np.int64)
 #: Numbers of rows; None: all.
@@ -135,7 +135,7 @@ def _room(like: Columns, rows: int) -> Columns:
 
 
 def copy_bytes(spec: TableSpec, rows: int, in_memory: int, *, paged: bool) -> int:
-    """Memory of a copy of so many rows, all that there are, of which ``in_memory`` are in memory, while it is written."""
+    """Memory of a copy of so many rows, all there are, of which ``in_memory`` are in memory, while it is written."""
     row_bytes = 16 + 4 * spec.life.counts_uses + ORDER_BYTES
     if paged:
         row_bytes += 16  # Of KeptRows: id and place.

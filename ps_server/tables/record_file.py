@@ -42,9 +42,9 @@ _PAGE_BYTES = 4096
 #: Of all records in the file, how many may be dead before segments are emptied: half.
 _DEAD_PART = 2
 _FEWEST_SEGMENTS = 4
-#: Seconds per row above which reads wait for a device, so that all of them are announced first; and below which not.
+#: Where the first of many rows take more seconds each, reads wait for a device: the others are announced first.
+_SAMPLED_ROWS = 16
 _SLOW_SECONDS = 15e-6
-_FAST_SECONDS = 3e-6
 
 _U64_2 = types.uint64[:, ::1]
 _F32_2 = types.float32[:, ::1]
@@ -93,7 +93,7 @@ def _read(
     generations: Any,
     ids: Any,
     gap: Any,
-    slow: Any,
+    announce_all: Any,
     buffer: Any,
     words: Any,
     floats: Any,
@@ -103,12 +103,12 @@ def _read(
     """Values of ``records``, rising, of the ids ``ids[order]``, to ``places[order]`` of ``out``: as many columns.
 
     Neighbours with at most ``gap`` records between them are read together, into ``words``, which lies at ``buffer``.
-    ``slow``: ask for all of them first, so that the device reads several at a time. Returns -1, or the place in
+    ``announce_all``: ask for all of them first, so that the device reads several at a time. Returns -1, or the place in
     ``records`` of one that is not there or not what was written.
     """
     size = words.shape[1] * 8
     for announce in (True, False):
-        if announce and not slow:
+        if announce and not announce_all:
             continue
         begin = 0
         while begin < records.size:
@@ -190,7 +190,6 @@ class RecordFile:
         self._head, self._filled = -1, 0
         self._lock = threading.Lock()
         self._pins = 0
-        self._slow = False
         #: Rows of all segments that are alive.
         self.rows = 0
         self.read_bytes = self.written_bytes = 0
@@ -264,29 +263,37 @@ class RecordFile:
             return
         order = np.argsort(records)
         rising = records[order]
-        words = np.empty((max(1, _BUFFER_BYTES // self.record_bytes), self._words), np.uint64)
-        gap = max(1, _PAGE_BYTES // self.record_bytes)
+        few = _SAMPLED_ROWS if records.size > 4 * _SAMPLED_ROWS else records.size
         began = time.perf_counter()
-        bad = _read(
-            self.descriptor,
-            rising,
-            order,
-            self.per_segment,
-            self._generations,
-            ids,
-            gap,
-            self._slow,
-            words.ctypes.data,
-            words,
-            words.view(np.float32),
-            places,
-            out,
-        )
-        seconds = (time.perf_counter() - began) / records.size
-        self._slow = seconds > (_FAST_SECONDS if self._slow else _SLOW_SECONDS)
+        bad = self._read(rising[:few], ids, order[:few], places, out, announce=False)
+        if bad < 0 and few < records.size:
+            announce = time.perf_counter() - began > few * _SLOW_SECONDS
+            bad = self._read(rising[few:], ids, order[few:], places, out, announce=announce)
+            bad += few if bad >= 0 else 0
         self.read_bytes += records.size * self.record_bytes
         if bad >= 0:
             raise self._damaged(self._why(int(rising[bad]), int(ids[order[bad]])))
+
+    def _read(self, rising: Numbers, ids: Ids, order: Numbers, places: Numbers, out: Floats, *, announce: bool) -> int:
+        """The first of ``rising`` records that is not what was written; -1: none."""
+        words = np.empty((max(1, _BUFFER_BYTES // self.record_bytes), self._words), np.uint64)
+        return int(
+            _read(
+                self.descriptor,
+                rising,
+                order,
+                self.per_segment,
+                self._generations,
+                ids,
+                max(1, _PAGE_BYTES // self.record_bytes),
+                announce,
+                words.ctypes.data,
+                words,
+                words.view(np.float32),
+                places,
+                out,
+            )
+        )
 
     def _why(self, record: int, id_: int) -> str:
         at = record * self.record_bytes

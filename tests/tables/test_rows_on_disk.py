@@ -507,3 +507,27 @@ def test_a_file_whose_number_is_that_of_another_by_now_is_left_alone_when_it_goe
     rows_file.__del__()
     os.close(other)
     rows_file.descriptor = -1
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0], ids=["quick", "slow"])
+def test_of_many_rows_the_others_are_announced_where_the_first_ones_were_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    table = _table(tmp_path)
+    use(table, range(1000), np.ones((1000, 3), np.float32))
+    asked: list[tuple[int, bool]] = []
+    read = record_file.RecordFile._read
+
+    def watched(self: Any, rising: Any, *others: Any, announce: bool) -> int:
+        asked.append((rising.size, announce))
+        return read(self, rising, *others, announce=announce)
+
+    clock = iter(np.arange(100) * seconds)
+    monkeypatch.setattr(record_file.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(record_file.RecordFile, "_read", watched)
+    rows = table.copy_ids(np.arange(900)).rows
+    assert [announce for _, announce in asked] == [False, bool(seconds)]
+    assert asked[0][0] < asked[1][0]
+    other = ShardTable(spec("adagrad", dim=3), range(8))
+    use(other, range(1000), np.ones((1000, 3), np.float32))
+    assert (rows == other.copy_ids(np.arange(900)).rows).all()
