@@ -21,7 +21,7 @@ _END_SECONDS = 60.0
 """At a clean end the last version is waited for so long."""
 
 #: A number and whether it is committed, an error, or the end.
-_Told = queue.SimpleQueue[tuple[int, bool] | PsError | None]
+_Told = queue.SimpleQueue[tuple[int, bool] | Exception | None]
 
 
 class Publishing:
@@ -35,7 +35,7 @@ class Publishing:
         self, name: str, model: str, step: int, metadata: Mapping[str, Any] | None, keep: int, *, wait: bool
     ) -> int:
         """See Cluster.publish."""
-        ask = PublishAsk(name, model, _step(step), _json(metadata), keep, secrets.token_hex(16))
+        ask = PublishAsk(name, model, _step(step), _json(metadata), _keep(keep), secrets.token_hex(16))
         attempts = Attempts(COORDINATOR.within(self._session.config.reconnect_timeout_seconds))
         while True:
             try:
@@ -58,7 +58,7 @@ class Publishing:
         self._under_way = threading.Thread(target=self._call, args=(ask, told), name="ps-publish", daemon=True)
         self._under_way.start()
         while (event := told.get()) is not None:
-            if isinstance(event, PsError):
+            if isinstance(event, Exception):
                 raise event
             number, committed = event
             if committed or not wait:
@@ -83,13 +83,22 @@ class Publishing:
                     error,
                 )
             told.put(error)
-        told.put(None)
+        except Exception as error:  # noqa: BLE001  (raised where the version is waited for)
+            told.put(error)
+        finally:
+            told.put(None)
 
 
 def _step(step: int) -> int:
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 63:
         raise InvalidRequest("a step is a number from 0", actual=repr(step)[:100])
     return step
+
+
+def _keep(keep: int) -> int:
+    if isinstance(keep, bool) or not isinstance(keep, int):
+        raise InvalidRequest("versions that are kept have a number", expected="1, 2, 3, …", actual=repr(keep)[:100])
+    return keep
 
 
 def _json(metadata: Mapping[str, Any] | None) -> str:

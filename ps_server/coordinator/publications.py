@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ps_protocol.cluster.weights import (
+    NOBODY,
     FollowAnswer,
     FollowAsk,
     PublishAsk,
@@ -319,6 +320,8 @@ def lost_piece(version: WeightsVersion, homes: Mapping[int, ShardHome]) -> str:
     """Why ``version`` cannot be read any more; empty: it can, or can again when its shards are back."""
     for piece in version.pieces:
         home = homes.get(piece.shard)
+        if home == NOBODY:
+            return f"shard {piece.shard}, which held a part of it, has left the job"
         if piece.directory:
             if home is not None and home.directory != piece.directory:
                 return f"shard {piece.shard} has another data directory than when it was published"

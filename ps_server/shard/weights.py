@@ -99,7 +99,9 @@ class PieceForm:
         for number, tensor in enumerate(manifest.tensors):
             known, part = dtype_from_pb(tensor.variable.dtype), self.part(number)
             if known in FLOATS and known is not dtype and len(part):
-                values = torch.frombuffer(part, dtype=torch_dtype(known)).to(torch_dtype(dtype))
+                # A copy: the file can only be read, and torch wants values at multiples of their size.
+                values = torch.from_numpy(np.frombuffer(part, np.uint8).copy()).view(torch_dtype(known))
+                values = values.to(torch_dtype(dtype))
                 part = memoryview(values.view(torch.uint8).numpy().data)
             if known in FLOATS:
                 tensor.variable.dtype = dtype_to_pb(dtype)
@@ -133,14 +135,18 @@ class HeldPiece:
         """``path``: of its file; None: it is in memory. ``checked``: its bytes are as they were written."""
         self.native = native
         manifest = pb.PieceManifest.FromString(native.manifest)
+        self.name, self.number = manifest.name, manifest.number
         self.model, self.epoch = manifest.model, manifest.epoch
         self.path = path
         self.checking: asyncio.Future[None] | None = None
         self.checked = checked
         self.forms: dict[DType, asyncio.Task[PieceForm]] = {}
+        #: Of the manifest of each form that was made; None stands for as it is.
+        self.checksums: dict[DType | None, bytes] = {None: native.checksum}
         #: From the version before, by dtype; None stands for as it is.
         self.links: dict[DType | None, asyncio.Task[VersionLink | None]] = {}
         self._readers: set[asyncio.Task[None]] = set()
+        self._ended = False
 
     @property
     def is_read(self) -> bool:
@@ -149,17 +155,26 @@ class HeldPiece:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While the running task sends it."""
+        """While the running task sends it. Raises Unavailable where ``end_readers`` ends that."""
         task = asyncio.current_task()
         assert task is not None
         self._readers.add(task)
         try:
             yield
+        except asyncio.CancelledError:
+            if not self._ended:
+                raise
+            # A call that is cancelled here is not answered at all: its client would wait for its whole time.
+            task.uncancel()
+            raise Unavailable(
+                "a published version was removed while it was sent", remedy="read the newest version"
+            ) from None
         finally:
             self._readers.discard(task)
 
     def end_readers(self) -> None:
         """It is removed: those who still read it ask for another one."""
+        self._ended = True
         for task in self._readers:
             task.cancel()
 
@@ -422,12 +437,19 @@ class HeldWeights:
         if dtype is None:
             return piece.native
         if dtype not in piece.forms or _failed(piece.forms[dtype]):
-            piece.forms[dtype] = asyncio.create_task(self._converted(piece.native, dtype), name="form")
+            for other in self._pieces.values():
+                # They are in memory: those of two versions that follow each other are enough to make deltas.
+                far = other.name == piece.name and abs(other.number - piece.number) > 1
+                if far and dtype in other.forms and other.forms[dtype].done():
+                    del other.forms[dtype]
+            piece.forms[dtype] = asyncio.create_task(self._converted(piece, dtype), name="form")
         return await asyncio.shield(piece.forms[dtype])
 
-    async def _converted(self, native: PieceForm, dtype: DType) -> PieceForm:
+    async def _converted(self, piece: HeldPiece, dtype: DType) -> PieceForm:
         async with self._turn:
-            return await asyncio.to_thread(native.converted, dtype)
+            form = await asyncio.to_thread(piece.native.converted, dtype)
+        piece.checksums[dtype] = form.checksum
+        return form
 
     async def _links(
         self, form: PieceForm, dtype: DType | None, request: pb.GetPieceRequest
@@ -436,7 +458,7 @@ class HeldWeights:
         base = self._pieces.get((request.name, request.have))
         if not 0 < request.have < request.number or base is None or not base.checked:
             return None
-        if (await self._form(base, dtype)).checksum != request.have_checksum:
+        if base.checksums.get(dtype) != request.have_checksum:
             return None
         links: list[VersionLink] = []
         for number in range(request.have + 1, request.number + 1):
@@ -456,12 +478,19 @@ class HeldWeights:
         if dtype not in piece.links or _failed(piece.links[dtype]):
             old, new = await self._form(base, dtype), await self._form(piece, dtype)
             if dtype not in piece.links or _failed(piece.links[dtype]):
-                piece.links[dtype] = asyncio.create_task(self._encoded(old, new, number), name="delta")
+                making = self._encoded(old, new, number, is_form=dtype is not None)
+                piece.links[dtype] = asyncio.create_task(making, name="delta")
         return await asyncio.shield(piece.links[dtype])
 
-    async def _encoded(self, old: PieceForm, new: PieceForm, number: int) -> VersionLink | None:
+    async def _encoded(self, old: PieceForm, new: PieceForm, number: int, *, is_form: bool) -> VersionLink | None:
         async with self._turn:
-            return await asyncio.to_thread(encode, old, new, number)
+            link = await asyncio.to_thread(encode, old, new, number)
+        if link is None or link.size >= len(new.data):
+            return None
+        # What is kept of a form is a copy: the form itself is not kept.
+        whole = new.data.obj
+        parts = (memoryview(bytes(part)) if is_form and part.obj is whole else part for part in link.parts)
+        return VersionLink(link.message, tuple(parts))
 
     def _gone(self, request: pb.GetPieceRequest, why: str) -> PsError:
         return VersionGone(

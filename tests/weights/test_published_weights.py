@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -15,14 +16,19 @@ from click.testing import CliRunner
 from torch import nn
 
 import ps_worker
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.answers import SideChannel
+from ps_protocol.cluster.view import Member, Role
+from ps_protocol.cluster.weights import PublishAsk
 from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch, Unavailable, VersionGone
 from ps_protocol.security.roles import AccessRole
+from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.weights import pieces
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.cli.psctl import main
 from ps_server.shard import weights
 from ps_server.shard.config import SideChannelConfig
+from ps_worker import admin
 from ps_worker.weights import Subscription
 from tests.support.certificates import made_folder
 from tests.support.shards import wait_until
@@ -147,6 +153,16 @@ def net_like(model: nn.Module) -> nn.Module:
     made = net()
     made.load_state_dict(state(model))
     return made.to(torch.bfloat16)
+
+
+def test_values_in_files_are_converted_whatever_stands_before_them(tmp_path: Path) -> None:
+    with running_job(start_shards=0) as job, reader(job, dtype=torch.float64) as versions:
+        job.start_shard(0, storage=durable(tmp_path))
+        model = Odd()
+        published(job, model)
+        own = state(model)
+        for name, value in next(versions).tensors().items():
+            assert torch.equal(value, own[name].double() if own[name].is_floating_point() else own[name])
 
 
 def test_a_reader_skips_versions_between_and_goes_through_their_deltas() -> None:
@@ -276,6 +292,9 @@ def test_two_models_of_a_job_have_names_of_their_own() -> None:
         {"step": -1},
         {"step": True},
         {"step": 1, "keep": 0},
+        {"step": 1, "keep": "8"},
+        {"step": 1, "keep": 1.5},
+        {"step": 1, "keep": True},
         {"step": 1, "metadata": {"a": float("nan")}},
         {"step": 1, "metadata": {"a": object()}},
     ],
@@ -368,6 +387,26 @@ def test_a_version_in_the_memory_of_a_shard_that_ended_is_gone_and_the_next_one_
             job.start_shard(0)
             with pytest.raises(VersionGone, match="in memory"):
                 versions.fetch(1)
+
+
+def test_a_version_of_which_a_shard_that_was_drained_and_has_ended_held_a_part_is_gone(tmp_path: Path) -> None:
+    with running_job(shards=2, start_shards=0) as job:
+        for index in range(2):
+            job.start_shard(index, storage=durable(tmp_path))
+        model = net()
+        cluster, optimizer = published(job, model)
+        with admin.connect(job.address) as operator:
+            operator.drain([1])
+        with reader(job) as versions:
+            assert next(versions).number == 1
+            job.stop_shard(1)
+            with pytest.raises(VersionGone, match="shard 1, which held a part of it, has left the job"):
+                versions.fetch(1)
+            step(model, optimizer)
+            cluster.publish("policy", optimizer, step=2, wait=True)
+            mine = net(2)
+            next(versions).apply_(mine)
+            assert bits(mine) == bits(model)
 
 
 def test_versions_of_a_released_model_are_gone() -> None:
@@ -577,6 +616,69 @@ def test_a_side_channel_that_breaks_is_tried_again(monkeypatch: pytest.MonkeyPat
         next(versions).apply_(mine)
         assert broken
         assert bits(mine) == bits(model)
+
+
+def test_a_reader_of_a_piece_that_is_removed_is_told_so_and_not_left_without_an_answer() -> None:
+    async def read() -> None:
+        piece = weights.HeldPiece(weights.PieceForm.of(pb.PieceManifest(), memoryview(b"")), None, checked=True)
+
+        async def send() -> None:
+            with piece.reading():
+                await asyncio.Event().wait()
+
+        sending = asyncio.create_task(send())
+        await asyncio.sleep(0)
+        piece.end_readers()
+        with pytest.raises(Unavailable, match="removed while it was sent"):
+            await sending
+        assert not piece.is_read
+
+    asyncio.run(read())
+
+
+def test_converted_values_are_kept_of_two_neighbouring_versions_only_and_deltas_between_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces: list[weights.HeldPiece] = []
+    finish = weights.HeldWeights.finish
+
+    async def finished(held: weights.HeldWeights, name: str, number: int) -> weights.HeldPiece:
+        pieces.append(await finish(held, name, number))
+        return pieces[-1]
+
+    monkeypatch.setattr(weights.HeldWeights, "finish", finished)
+    with running_job() as job, reader(job, dtype=torch.bfloat16) as versions:
+        model, mine = net(), net(2).to(torch.bfloat16)
+        cluster, optimizer = published(job, model)
+        next(versions)
+        full = versions.full_bytes
+        for number in range(2, 7):
+            step(model, optimizer)
+            cluster.publish("policy", optimizer, step=number, wait=True)
+            next(versions).apply_(mine)
+            assert bits(mine) == bits(net_like(model))
+        assert versions.full_bytes == full
+        assert [len(piece.forms) for piece in pieces] == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_publisher_is_told_at_once_that_the_coordinator_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps_protocol.times.CHECKPOINT_SECONDS", 5.0)
+    with running_job() as job:
+        address = job.address
+    ask = PublishAsk("policy", "model", 1, "{}", 8, "token")
+    with CoordinatorClient(address) as client, pytest.raises(Unavailable, match="UNAVAILABLE"):
+        list(client.publish(Member(Role.WORKER, 0, 1, ""), ask))
+
+
+def test_a_publisher_hears_of_an_error_that_nobody_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> Any:
+        raise RuntimeError("nobody expected this")
+
+    with running_job() as job:
+        cluster, optimizer = published(job, net())
+        monkeypatch.setattr(CoordinatorClient, "publish", broken)
+        with pytest.raises(RuntimeError, match="nobody expected"):
+            cluster.publish("policy", optimizer, step=2)
 
 
 def test_a_job_without_a_coordinator_is_given_up_after_the_readers_time() -> None:

@@ -212,11 +212,12 @@ class CoordinatorClient:
     def publish(self, worker: Member, ask: PublishAsk) -> Iterator[tuple[int, bool]]:
         """Publish a version: its number when the shards have taken it, and again, with True, when it is committed.
 
-        Not repeated here; safe to repeat with the same token. Raises the errors of the coordinator.
+        Not repeated here; safe to repeat with the same token. Raises the errors of the coordinator, and Unavailable at
+        once where it is away.
         """
         request = PUBLISH_ASK.to_pb(ask, rank=worker.index, incarnation=worker.incarnation)
         replies = self._connection.stub.Publish(
-            request, timeout=times.CHECKPOINT_SECONDS, metadata=self.sessions.metadata(worker), wait_for_ready=True
+            request, timeout=times.CHECKPOINT_SECONDS, metadata=self.sessions.metadata(worker)
         )
         try:
             for reply in replies:

@@ -76,6 +76,10 @@ class ShardHome:
     address: str = ""
 
 
+NOBODY = ShardHome(0, "")
+"""A shard that is not there, and that the job does not wait for."""
+
+
 @dataclass(frozen=True, slots=True)
 class FollowAsk:
     """What a reader says and asks."""

@@ -18,7 +18,7 @@ from ps_protocol.cluster.view import (
     Role,
     StandbyReport,
 )
-from ps_protocol.cluster.weights import ShardHome
+from ps_protocol.cluster.weights import NOBODY, ShardHome
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_server.coordinator.changes import CurrentView, StateChange
 from ps_server.coordinator.membership.admission import (
@@ -292,9 +292,9 @@ class MembershipState:
 
     @property
     def shard_homes(self) -> Mapping[int, ShardHome]:
-        """Who serves each shard that is a member now, by number."""
+        """Who serves each shard that is a member now, by number; nobody for one whose slices have left it."""
         places = self._members.places.values()
-        return {
+        return dict.fromkeys(self._view.now.spare, NOBODY) | {
             place.joined.member.index: ShardHome(
                 place.joined.member.incarnation, place.application.directory, place.joined.member.address
             )
