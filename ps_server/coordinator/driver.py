@@ -345,6 +345,8 @@ class Driver:
         """See Publications.follow; waits up to ``wait_seconds`` (30 s at most) for a version that is newer."""
 
         def follow() -> FollowAnswer:
+            # A version is told once the journal has it.
+            self._publisher.publish()
             state = self._state
             finished = state.view.finished
             return state.publications.follow(ask, state.membership.shard_homes, self._clock(), finished=finished)

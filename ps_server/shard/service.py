@@ -322,10 +322,9 @@ class ShardService:
             raise InvalidRequest("a version is of one model", actual=f"{len(request.models)} models")
 
         async def hold(model: ShardModel) -> None:
-            await self.weights.take(model, request.name, request.number)
+            await self.weights.take(model, request.name, request.number, request.kept)
 
         reached = await self._quiescence.take(request.quiesce, POSITION.all_from_pb(request.models), hold)
-        self.weights.keep(request.name, request.kept)
         return pb.TakePieceReply(models=POSITION.all_to_pb(reached))
 
     async def finish_piece(self, request: pb.FinishPieceRequest, context: Context) -> pb.FinishPieceReply:

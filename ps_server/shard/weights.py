@@ -246,14 +246,16 @@ class HeldWeights:
 
     # -- taking
 
-    async def take(self, model: ShardModel, name: str, number: int) -> None:
-        """Hold what ``model``, which is paused, has now, and begin to write it."""
+    async def take(self, model: ShardModel, name: str, number: int, kept: Collection[int]) -> None:
+        """Hold what ``model``, which is paused, has now, and begin to write it. Versions that are not ``kept`` go."""
         if not _NAME.fullmatch(name) or not 0 < number < 1 << 63:
             raise InvalidRequest("this is no name and number of a version", actual=f"{name[:100]!r}, {number}")
         key = name, number
         if (before := self._writing.pop(key, None)) is not None:
             before.cancel()
             await asyncio.wait([before])
+        # Before the new file is there: one of the same number that was not committed goes, too.
+        self.keep(name, kept)
         tables = await self._positions(model)
         path = self._path(name, number)
         # To memory it is copied in about the time that the update would take to copy it: that waits a little instead.
@@ -433,6 +435,15 @@ class HeldWeights:
             raise self._gone(request, "its file is damaged") from error
         piece.checked = True
 
+    async def _sound(self, name: str, number: int) -> HeldPiece | None:
+        """A piece that deltas may build on; None: it is not here, or damaged."""
+        if (piece := self._pieces.get((name, number))) is not None:
+            try:
+                await self._check(piece, pb.GetPieceRequest(name=name, number=number))
+            except VersionGone:
+                return None
+        return piece
+
     async def _form(self, piece: HeldPiece, dtype: DType | None) -> PieceForm:
         if dtype is None:
             return piece.native
@@ -455,15 +466,17 @@ class HeldWeights:
         self, form: PieceForm, dtype: DType | None, request: pb.GetPieceRequest
     ) -> list[VersionLink] | None:
         """From what the reader has to ``form``, where that is smaller than all of it; else None."""
-        base = self._pieces.get((request.name, request.have))
-        if not 0 < request.have < request.number or base is None or not base.checked:
+        if not 0 < request.have < request.number:
+            return None
+        base = await self._sound(request.name, request.have)
+        if base is None:
             return None
         if base.checksums.get(dtype) != request.have_checksum:
             return None
         links: list[VersionLink] = []
         for number in range(request.have + 1, request.number + 1):
-            piece = self._pieces.get((request.name, number))
-            if piece is None or base is None or not piece.checked:
+            piece = await self._sound(request.name, number)
+            if piece is None:
                 return None
             link = await self._link(base, piece, dtype, number)
             if link is None:

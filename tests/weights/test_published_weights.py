@@ -20,7 +20,14 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.answers import SideChannel
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.cluster.weights import PublishAsk
-from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch, Unavailable, VersionGone
+from ps_protocol.errors import (
+    DamagedData,
+    InvalidRequest,
+    ModelMismatch,
+    StorageFull,
+    Unavailable,
+    VersionGone,
+)
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.weights import pieces
@@ -28,6 +35,7 @@ from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.cli.psctl import main
 from ps_server.shard import weights
 from ps_server.shard.config import SideChannelConfig
+from ps_server.shard.weights import HeldWeights
 from ps_worker import admin
 from ps_worker.weights import Subscription
 from tests.support.certificates import made_folder
@@ -352,10 +360,45 @@ def test_versions_on_disk_are_there_again_after_their_shard_was_started_again(tm
             mine = net(2)
             next(versions).apply_(mine)
             assert bits(mine) == bits(model)
+            step(model, optimizer)
+            assert cluster.publish("policy", optimizer, step=3, keep=1, wait=True) == 3
+            next(versions).apply_(mine)
+            assert bits(mine) == bits(model)
+            assert versions.delta_bytes > 0
+        for number in (4, 5):
+            cluster.publish("policy", optimizer, step=number, keep=1, wait=True)
+        assert sorted(path.name for path in weights.iterdir()) == ["000004.piece", "000005.piece"]
+
+
+def test_what_was_taken_and_not_committed_makes_way_for_the_next_version(tmp_path: Path) -> None:
+    with running_job(shards=2, start_shards=0) as job:
+        for shard in range(2):
+            job.start_shard(shard, storage=durable(tmp_path))
+        model, mine = net(), net(2)
+        cluster, optimizer = published(job, model)
+        failing = pytest.MonkeyPatch()
+        finish = HeldWeights.finish
+
+        async def failed(held: HeldWeights, name: str, number: int) -> Any:
+            piece = await finish(held, name, number)
+            if held._shard == 1:
+                raise StorageFull("injected")
+            return piece
+
+        with failing.context() as patch:
+            patch.setattr(HeldWeights, "finish", failed)
+            assert cluster.publish("policy", optimizer, step=2) == 2
+            cluster._publishing.finish()
+        assert [version.number for version in job.client.get_weights()[0].versions] == [1]
         step(model, optimizer)
-        assert cluster.publish("policy", optimizer, step=3, keep=1, wait=True) == 3
-        cluster.publish("policy", optimizer, step=4, keep=1, wait=True)
-        assert sorted(path.name for path in weights.iterdir()) == ["000003.piece", "000004.piece"]
+        assert cluster.publish("policy", optimizer, step=3, wait=True) == 2
+        with reader(job) as versions:
+            version = next(versions)
+            version.apply_(mine)
+            assert (version.number, version.step) == (2, 3)
+            assert bits(mine) == bits(model)
+        files = [sorted(p.name for p in (tmp_path / f"shard-{n}" / "weights" / "policy").iterdir()) for n in range(2)]
+        assert files == [["000001.piece", "000002.piece"]] * 2
 
 
 def test_a_version_whose_file_is_damaged_is_gone_and_the_next_comes_whole(tmp_path: Path) -> None:

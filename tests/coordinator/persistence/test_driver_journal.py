@@ -10,8 +10,9 @@ import pytest
 
 from ps_protocol.cluster.leases import LeaseAsk
 from ps_protocol.cluster.view import JoinRequest, Member, MemberStats, Role
+from ps_protocol.cluster.weights import FollowAsk, PublishAsk, WeightsPiece
 from ps_protocol.errors import ConfigError, Fenced, Unavailable
-from ps_protocol.model.spec import Consistency, Mode
+from ps_protocol.model.spec import Consistency, DType, Mode, ModelSpec, Variable
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.settings import ClusterSettings
@@ -55,6 +56,8 @@ def worker(rank: int, life: int = 0) -> JoinRequest:
 
 
 SHARD = JoinRequest(Role.SHARD, 0, "host:1", "shard")
+
+SPEC = ModelSpec("net", "torch.optim.SGD", (Variable("v", (2,), DType.FLOAT32),), ({"lr": 0.1},))
 
 
 def beat(driver: Driver, member: Member, **more: Any) -> int:
@@ -155,6 +158,33 @@ def test_while_the_journal_refuses_nothing_new_is_told_and_afterwards_all_of_it(
     with caplog.at_level(logging.WARNING):
         driven(tmp_path, body)
     assert caplog.text.count("nothing new is sent") == 1
+
+
+def test_a_version_of_weights_is_told_once_the_journal_has_it_and_comes_back_from_there(tmp_path: Path) -> None:
+    ask = PublishAsk("policy", "net", 5, "{}", 8, "token")
+
+    async def publish(driver: Driver, journal: CountingJournal) -> None:
+        shard, member = driver.join(SHARD).member, driver.join(worker(0)).member
+        declare(driver, member, SPEC)
+        assert driver.plan_publication(0, member.incarnation, ask).number == 1
+        journal.refuses = True
+        with pytest.raises(Unavailable):
+            driver.commit_publication(ask, 1, [WeightsPiece(0, shard.incarnation, "", b"c" * 16, 8)])
+        with pytest.raises(Unavailable):
+            await driver.follow_weights(FollowAsk("policy", 0, 0, "r"), 0.0)
+        journal.refuses = False
+        assert driver.plan_publication(0, member.incarnation, ask).known
+        answer = await driver.follow_weights(FollowAsk("policy", 0, 0, "r"), 0.0)
+        assert answer.version is not None
+        assert answer.version.number == 1
+
+    async def restarted(driver: Driver, journal: CountingJournal) -> None:
+        answer = await driver.follow_weights(FollowAsk("policy", 0, 0, "r"), 0.0)
+        assert answer.version is not None
+        assert (answer.version.number, answer.version.step) == (1, 5)
+        assert answer.addresses == {0: SHARD.address}
+
+    driven(tmp_path, publish, restarted)
 
 
 def test_an_incarnation_that_was_never_written_was_never_told(tmp_path: Path) -> None:
