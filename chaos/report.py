@@ -55,6 +55,8 @@ def broken(runs: Runs, least_goodput: float) -> Iterator[str]:
                 f"{run.acknowledged} pushes were acknowledged to {run.worker_lives} lives of workers, "
                 f"and {list(run.versions)} applied"
             )
+    for run in filter(None, (runs.disturbed, runs.undisturbed, *runs.references)):
+        yield from run.contradictions
     if runs.spread and not runs.spread[0] <= runs.disturbed.loss <= runs.spread[1]:
         yield "the final loss is not within {:.4f} to {:.4f}".format(*runs.spread)
     if runs.goodput is not None and runs.goodput < least_goodput:
@@ -69,6 +71,7 @@ def lines(runs: Runs, faults: Sequence[Fault]) -> Iterator[str]:
     yield "faults      " + (", ".join(f"{count} × {kind}" for kind, count in kinds.most_common()) or "none")
     yield "killed      " + (", ".join(f"{name} {count} times" for name, count in sorted(killed.items())) or "nobody")
     yield f"ended       by themselves, and were started again: {', '.join(disturbed.ended) or 'none'}"
+    yield f"weights     {disturbed.weights_seen} versions seen by readers"
     yield f"hung        and were killed for that: {disturbed.hung} servers"
     yield f"progress    {disturbed.steps_per_second:.1f} steps/s over {disturbed.seconds:.0f} s"
     if runs.undisturbed:

@@ -15,12 +15,16 @@ import ps_worker
 from chaos.cluster import Cluster, Size
 from chaos.disk import Disk
 from chaos.plan import Fault, Kind
+from chaos.readers import Reader, contradictions
 from chaos.replay import replay
 from chaos.training import OPTIMIZER, network, test_loss
 from ps_protocol.security.roles import AccessRole
 
 PATIENCE_SECONDS = 90.0
 """How long a cluster may take to start, and to recover from its last fault."""
+
+READERS = 2
+"""Of published weights."""
 
 _LOOK_SECONDS = 0.05
 
@@ -44,6 +48,10 @@ class Outcome:
     ended: Sequence[str]
     #: How often servers hung and were killed for that.
     hung: int = 0
+    #: Versions of published weights that readers have seen, all together.
+    weights_seen: int = 0
+    #: What readers saw that cannot be.
+    contradictions: Sequence[str] = ()
 
     @property
     def steps_per_second(self) -> float:
@@ -73,10 +81,21 @@ class Run:
         cluster = self._cluster
         cluster.start()
         self._until(lambda: all(cluster.steps), "the first steps of all workers")
+        security = cluster.settings("reader", AccessRole.READER)
+        readers = [Reader(cluster.address, security, None) for _ in range(READERS)]
+        for reader in readers:
+            reader.start()
         begun, before = time.monotonic(), sum(cluster.steps)
         self._pass_time(begun, seconds, steps, faults)
         passed, made = time.monotonic() - begun, sum(cluster.steps) - before
         self._until(self._all_well, "all processes to be well again")
+        seen = [len(reader.seen) for reader in readers]
+        self._until(
+            lambda: all(len(r.seen) > count or r.failed for r, count in zip(readers, seen, strict=True)),
+            "a version of weights at every reader",
+        )
+        for reader in readers:
+            reader.stop()
         for worker in cluster.workers:
             worker.stop()
         acknowledged, lives = sum(cluster.steps), sum(worker.lives for worker in cluster.workers)
@@ -92,6 +111,8 @@ class Run:
             served_is_replayed=all(
                 torch.equal(ours, theirs) for ours, theirs in zip(served.parameters(), held.tensors, strict=True)
             ),
+            weights_seen=sum(len(reader.seen) for reader in readers),
+            contradictions=contradictions(readers),
             hung=sum(process.hung for process in cluster.processes.values()),
             ended=[f"{p.name}: {code}" for p in cluster.processes.values() for code in p.ends],
         )

@@ -16,8 +16,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ps_worker
+from chaos.readers import NAME
 
 BATCH = 32
+
+PUBLISHED_STEPS = 25
+"""Rank 0 publishes the weights after so many steps of its own."""
+
 TRAIN, TEST = 1 << 16, 1 << 12
 
 #: Arguments of torch.optim.SGD.
@@ -77,6 +82,7 @@ def main() -> None:
         model = network()
         loader = cluster.shard(DataLoader(images(TRAIN, 1), batch_size=BATCH, shuffle=True))
         optimizer = cluster.optimizer(torch.optim.SGD, model, **OPTIMIZER)
+        steps = 0
         for _ in itertools.count():
             for data, labels in loader:
                 begun = time.monotonic()
@@ -85,6 +91,9 @@ def main() -> None:
                 time.sleep(max(0.0, begun + step_seconds - time.monotonic()))
                 optimizer.step()
                 counter.add()
+                steps += 1
+                if cluster.rank == 0 and steps % PUBLISHED_STEPS == 0:
+                    cluster.publish(NAME, optimizer, step=steps)
                 optimizer.zero_grad()
 
 

@@ -36,6 +36,7 @@ def test_a_run_that_kept_its_promises_is_not_broken():
         ({"served_is_replayed": False}, "the shards serve other bits than their logs make"),
         ({"versions": (1000, 999)}, "1000 pushes were acknowledged to 5 lives of workers, and [1000, 999] applied"),
         ({"versions": (1006, 1000)}, "1000 pushes were acknowledged to 5 lives of workers, and [1006, 1000] applied"),
+        ({"contradictions": ("two readers saw",)}, "two readers saw"),
         ({"loss": 1.0}, "the final loss is not within 0.3"),
         ({"loss": float("nan")}, "the final loss is not within 0.3"),
         ({"steps": 800}, "goodput is 80.0%, less than 90%"),
