@@ -131,7 +131,7 @@ class _Follower:
         """Put the newest version that has arrived into the model. Raises what ended the following."""
         with self._lock:
             version, self._arrived = self._arrived, None
-            failed, self._failed = self._failed, None
+            failed = self._failed
         if failed is not None:
             raise failed
         if version is not None:

@@ -3,7 +3,7 @@
 A version is a Hugging Face checkpoint directory: safetensors files and ``model.safetensors.index.json``. It is *full*,
 an ordinary checkpoint, or a *delta* against the version before it, where the metadata of its index has (all as text):
 
-    version, base_version    six digits
+    version, base_version    six digits, or more
     delta_encoding           "overwrite" or "xor", of all tensors
     compression_format       "zstd"
     checksum_format          "xxh3-128"
@@ -50,11 +50,8 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 LATEST_NAME: Final = "latest"
 
-MOST_NUMBER: Final = 999_999
-"""Names have six digits."""
-
-_NAME = re.compile(r"weight_v(\d{6})")
-_PARTIAL = re.compile(r"\.weight_v\d{6}\.part")
+_NAME = re.compile(r"weight_v(\d{6,})")
+_PARTIAL = re.compile(r"\.weight_v\d{6,}\.part")
 
 _LEVEL = 1
 """Of zstd."""
@@ -167,10 +164,10 @@ class WeightDirectory:
         ``values``: the bytes of each tensor, not changed until the next call has returned. Raises InvalidRequest for
         another number or size, ConfigError, StorageFull; the versions before it stay.
         """
-        if not self.newest < number <= MOST_NUMBER:
+        if number <= self.newest:
             raise InvalidRequest(
                 f"{self.path} takes no version of this number",
-                expected=f"{self.newest + 1} to {MOST_NUMBER}",
+                expected=f"{self.newest + 1} or more",
                 actual=str(number),
                 remedy="give a new directory to a new job",
             )

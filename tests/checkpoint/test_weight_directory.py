@@ -173,6 +173,20 @@ def test_a_version_behind_one_that_is_missing_or_of_other_shapes_is_full(tmp_pat
     assert number == 1
 
 
+def test_numbers_with_more_than_six_digits_go_on(tmp_path):
+    job, server = Job(), Server()
+    job.number = 999_998
+    with WeightDirectory(tmp_path) as directory:
+        assert write(directory, job, 3) == [True, False, False]
+    server.pull(tmp_path)
+    job.assert_served(server)
+    assert server.version == 1_000_001
+    with WeightDirectory(tmp_path, keep=1) as directory:
+        assert directory.newest == 1_000_001
+        assert write(directory, job) == [True]
+    assert {path.name for path in tmp_path.iterdir()} == {"latest", "weight_v1000002"}
+
+
 def test_a_writer_that_was_started_again_goes_on_with_a_full_version(tmp_path):
     job, server = Job(), Server()
     for _ in range(3):
@@ -320,7 +334,7 @@ def test_what_is_no_version_of_this_directory_is_refused_and_changes_nothing(tmp
     with WeightDirectory(tmp_path) as directory:
         write(directory, job, 3)
         number, forms, values = job.next()
-        for wrong in (0, 2, 3, 1_000_000):
+        for wrong in (-1, 0, 2, 3):
             with pytest.raises(InvalidRequest, match="takes no version of this number"):
                 directory.write(wrong, forms, values)
         with pytest.raises(InvalidRequest, match=r"bytes of a tensor.*variable: layer\.bias"):

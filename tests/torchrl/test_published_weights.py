@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ps_protocol.errors import ConfigError, InvalidRequest, ModelMismatch
+from ps_protocol.errors import ConfigError, InvalidRequest, ModelMismatch, Unavailable
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job
 
@@ -115,6 +115,21 @@ def test_a_version_is_taken_between_two_calls_of_the_policy():
         trainer.publish()
         mine(env().reset())
         assert follows.version == 0
+
+
+def test_what_ends_the_following_is_raised_at_every_call_from_then_on():
+    with running_job(shards=1) as job:
+        trainer, mine, follows = Trainer(job), policy(), scheme(job)
+        trainer.publish()
+        follows.init_on_receiver(model_id="policy", model=mine)
+        follows.connect()
+        with follows._follower._lock:
+            follows._follower._failed = Unavailable("the coordinator does not answer")
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                mine(env().reset())
+        follows.shutdown()
+        mine(env().reset())
 
 
 @pytest.mark.long
