@@ -207,7 +207,11 @@ class Subscription(Iterator[Version]):
 
     def _keep(self, whole: WholeVersion) -> Version:
         if self._cache is not None:
-            whole.save(self._cache / f"{whole.name}.{_CACHE_FILE}")
+            try:
+                whole.save(self._cache / f"{whole.name}.{_CACHE_FILE}")
+            except OSError as error:
+                # The version is whole in memory; the file has the one before.
+                log.warning("waiting", "version %d of '%s' is not in the cache: %s", whole.number, whole.name, error)
         return Version(whole)
 
 

@@ -43,6 +43,9 @@ MOST_READERS = 10_000
 READER_SECONDS = 90.0
 """A reader counts, and the version it was told of is kept, for so long after it was heard of. It asks every 30 s."""
 
+_MOST_LETTERS = 64
+"""Of what a reader says of itself."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
@@ -232,7 +235,8 @@ class Publications:
         VersionGone where that was removed or a piece of it is lost.
         """
         _check_name(ask.name)
-        key = ask.name, ask.reader[:64]
+        ask = replace(ask, reader=ask.reader[:_MOST_LETTERS], host=ask.host[:_MOST_LETTERS])
+        key = ask.name, ask.reader
         before = self._readers.pop(key, None)
         if ask.leaves:
             return FollowAnswer(None, {}, 0, finished)

@@ -167,6 +167,15 @@ def test_a_version_that_the_job_has_never_had_is_refused() -> None:
         follow(made, number=3)
 
 
+def test_little_is_remembered_of_what_a_reader_says_of_itself() -> None:
+    made = Publications()
+    publish(made)
+    for _ in range(2):
+        made.follow(FollowAsk("policy", 0, 0, "r" * 10_000, "h" * 10_000_000), DURABLE, 0.0, finished=False)
+    (reader,) = made.states(DURABLE, 0.0)[0].readers
+    assert (len(reader.reader), len(reader.host)) == (64, 64)
+
+
 def test_a_version_that_was_removed_is_named_as_gone() -> None:
     made = Publications()
     publish(made, 4)

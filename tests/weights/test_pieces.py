@@ -22,7 +22,7 @@ def rows(begin: int, end: int) -> pb.PieceTensor:
 
 
 def placed(*parts: tuple[int, int], variables: int = 1) -> None:
-    stage = _Stage()
+    stage = _Stage(TABLE.nbytes)
     for begin, end in parts:
         stage.place(rows(begin, end), TABLE)
     stage.check_whole(variables)
@@ -52,7 +52,7 @@ def test_rows_that_are_missing_twice_there_or_outside_are_refused(parts: list[tu
 
 
 def test_two_shards_with_different_shapes_of_a_variable_are_refused() -> None:
-    stage = _Stage()
+    stage = _Stage(TABLE.nbytes)
     stage.place(rows(0, 3), TABLE)
     with pytest.raises(DamagedData, match="different shapes"):
         stage.place(rows(3, 6), Variable("w", (6, 5), DType.FLOAT32))
@@ -132,3 +132,30 @@ def test_a_chain_that_ends_elsewhere_or_builds_on_something_else_is_damaged() ->
     for change in (delta(0, 5), (DELTA, other), (SAME, b""), (DELTA, other[:-1]), (WHOLE, state(4))):
         with pytest.raises(DamagedData):
             chain(lambda change=change: change)  # type: ignore[misc]
+
+
+def test_variables_larger_than_what_was_committed_take_no_memory() -> None:
+    stage = _Stage(TABLE.nbytes)
+    stage.place(rows(0, 1), TABLE)
+    stage.place(rows(1, 2), TABLE)
+    with pytest.raises(DamagedData, match="larger than what was committed"):
+        stage.place(rows(0, 1), Variable("large", (1 << 40, 1), DType.FLOAT32))
+
+
+@pytest.mark.parametrize(
+    ("links", "payload_bytes"),
+    [
+        ([(2, [WHOLE], [8])], 9),
+        ([(2, [WHOLE], [8]), (3, [WHOLE], [8]), (4, [WHOLE], [8])], 24),
+        ([(2, [DELTA], [1 << 60]), (3, [DELTA], [1])], (1 << 60) + 1),
+        ([(2, [DELTA], [1 << 63]), (3, [DELTA], [1 << 63])], 0),
+    ],
+)
+def test_changes_larger_than_the_piece_take_no_memory(
+    links: list[tuple[int, list[pb.PieceEncoding], list[int]]], payload_bytes: int
+) -> None:
+    header = pb.PieceHeader(payload_bytes=payload_bytes)
+    for number, encodings, sizes in links:
+        header.links.add(number=number, encodings=encodings, sizes=sizes)
+    with pytest.raises(DamagedData, match="its payload has"):
+        _Steps(header, [memoryview(bytearray(8))], links[-1][0], 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from ps_protocol.errors import (
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.weights import pieces
+from ps_protocol.weights.version import WholeVersion
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.cli.psctl import main
 from ps_server.shard import weights
@@ -340,6 +342,20 @@ def test_a_reader_with_a_cache_goes_on_from_it(tmp_path: Path) -> None:
         with reader(job, cache=tmp_path) as versions:
             assert next(versions).number == 2
             assert versions.full_bytes > 0
+
+
+def test_a_cache_without_room_costs_a_reader_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with running_job() as job, reader(job, cache=tmp_path) as versions:
+        cluster, optimizer = published(job, net())
+        assert next(versions).number == 1
+        monkeypatch.setattr(WholeVersion, "save", full)
+        cluster.publish("policy", optimizer, step=2, wait=True)
+        assert next(versions).number == 2
+    with reader(job, cache=tmp_path) as versions:
+        assert next(versions).number == 1
 
 
 def durable(folder: Path, durability: Durability = Durability.DURABLE) -> StorageConfig:

@@ -36,6 +36,9 @@ _GET_PIECE = "/ps_protocol.v1.Shard/GetPiece"
 _LARGEST_GROWTH = 4
 """A conversion makes at most so many bytes of one: float16 as float64."""
 
+_LONGEST_CHAIN = 2
+"""Deltas of several versions, beside all of a piece: a shard sends that where they are not less."""
+
 MOST_THREADS = 8
 
 SIDE_CHANNEL_SECONDS = 3.0
@@ -64,8 +67,9 @@ class Received:
 class _Stage:
     """The memory of a version on its way. Threads of all its shards put their slices in."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self._lock = threading.Lock()
+        self._left_bytes = most_bytes
         self.variables: dict[str, Variable] = {}
         self.values: dict[str, Bytes] = {}
         #: Rows [begin, end) of each variable that are in pieces.
@@ -80,6 +84,9 @@ class _Stage:
             if self.variables.setdefault(variable.name, variable) != variable:
                 raise _damaged(f"two pieces have different shapes or dtypes of '{variable.name}'")
             if variable.name not in self.values:
+                self._left_bytes -= variable.nbytes
+                if self._left_bytes < 0:
+                    raise _damaged(f"with '{variable.name}' {variable.shape} it is larger than what was committed")
                 self.values[variable.name] = np.empty(variable.nbytes, np.uint8)
                 self.rows[variable.name] = []
             self.rows[variable.name].append((begin, end))
@@ -113,7 +120,7 @@ def receive(
     ``source``: the shard of a number. ``seconds``: for each piece. Raises VersionGone, Unavailable, DamagedData
     for what is not as its checksums say.
     """
-    stage, received = _Stage(), Received()
+    stage, received = _Stage(_LARGEST_GROWTH * version.size_bytes), Received()
     calls: list[Any] = []
     manifests: dict[int, pb.PieceManifest] = {}
     checksums: dict[int, bytes] = {}
@@ -267,6 +274,9 @@ class _Steps:
         expected = list(range(have + 1, number + 1)) if self.is_delta or len(links) > 1 else [number]
         if [link.number for link in links] != expected or (self.is_delta and not have):
             raise _damaged("its links do not lead from the version that the reader has")
+        size = sum(sum(link.sizes) for link in links)
+        if header.payload_bytes != size or size > _LONGEST_CHAIN * sum(map(len, places)):
+            raise _damaged(f"its payload has {header.payload_bytes} bytes, its parts have {size}")
         self._places = places
         #: For each tensor, what changes it, in order: whether it is all of it, and the bytes.
         self._changes: list[list[tuple[bool, memoryview]]] = [[] for _ in places]
@@ -276,8 +286,6 @@ class _Steps:
                 raise _damaged("a link is not of the tensors of its manifest")
             for index, (encoding, size) in enumerate(zip(link.encodings, link.sizes, strict=True)):
                 self._add(index, encoding, size, is_last=link.number == number)
-        if header.payload_bytes != sum(map(len, self.pieces)):
-            raise _damaged("its payload is not as long as its parts")
 
     def _add(self, index: int, encoding: int, size: int, *, is_last: bool) -> None:
         place = self._places[index]
