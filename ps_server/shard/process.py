@@ -110,12 +110,13 @@ class ShardProcess:
         #: None: it is written.
         self._ready_file = config.ready_file
         #: Which row on disk is not what was written, once one is.
-        self._damage: asyncio.Future[DamagedData] = asyncio.get_running_loop().create_future()
+        self._damage: DamagedData | None = None
+        self._damaged = asyncio.Event()
 
     @property
     def is_damaged(self) -> bool:
         """Whether a row on disk is not what was written, and snapshot and log have it."""
-        return self._damage.done()
+        return self._damage is not None
 
     async def run(self) -> None:
         """Run until stopped. Raises PsError."""
@@ -232,8 +233,9 @@ class ShardProcess:
         loop, thread, shard = asyncio.get_running_loop(), threading.get_ident(), self._config.shard
 
         def stop(error: DamagedData) -> None:
-            if not self._damage.done():
-                self._damage.set_result(error)
+            if self._damage is None:
+                self._damage = error
+                self._damaged.set()
                 registry.stop(Unavailable(f"shard {shard} reads its rows again: {error.message}", shard=str(shard)))
 
         def on_damage(error: DamagedData) -> None:
@@ -376,10 +378,12 @@ class ShardProcess:
         membership.set_stats(stats)
         await asyncio.to_thread(membership.subscribe, on_view, on_fenced)
         stopping = asyncio.ensure_future(self._stop.wait())
-        either: list[asyncio.Future[Any]] = [stopping, fenced, self._damage]
+        damaged = asyncio.ensure_future(self._damaged.wait())
+        either: list[asyncio.Future[Any]] = [stopping, fenced, damaged]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        damaged.cancel()
         if fenced.done():
             raise fenced.result()
-        if self._damage.done():
-            raise copy(self._damage.result())
+        if self._damage is not None:
+            raise copy(self._damage)
