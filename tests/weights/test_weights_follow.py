@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,3 +139,14 @@ def test_a_directory_of_another_job_and_one_that_is_in_use_are_refused_in_a_line
 def test_options_that_mean_nothing_are_wrong_usage(tmp_path, wrong):
     told = ["weights", "follow", "policy", "--dir", str(tmp_path), "--coordinator", "127.0.0.1:1", *wrong]
     assert CliRunner().invoke(main, told).exit_code == 2
+
+
+def test_what_is_not_installed_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "ps_protocol.wire.deltas", raising=False)
+    monkeypatch.delitem(sys.modules, "ps_protocol.model.kernels", raising=False)
+    told = ["weights", "follow", "policy", "--dir", str(tmp_path / "new"), "--coordinator", "127.0.0.1:1"]
+    done = CliRunner().invoke(main, told)
+    assert done.exit_code == 2
+    assert "needs numba; remedy: pip install 'torch-ps[server]'" in done.output
+    assert not (tmp_path / "new").exists()

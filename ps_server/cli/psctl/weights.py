@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import click
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.job_state import time_text
 from ps_protocol.cluster.weights import WeightsState, WeightsVersion
-from ps_protocol.errors import InvalidRequest
+from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model.spec import DType
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
@@ -159,6 +160,7 @@ def follow(
 
     what = Reading(name, DType(dtype) if dtype else None, follow=not once)
     with clean_errors():
+        _check_libraries()
         beside = files_beside(config_from) if config_from else {}
         with (
             WeightDirectory(folder, anchor_every=anchor_every, keep=keep, beside=beside) as directory,
@@ -177,6 +179,16 @@ def follow(
                 sys.exit(_INTERRUPTED)
             finally:
                 reader.close()
+
+
+def _check_libraries() -> None:
+    """Load what applies deltas, which may be compiled now. Raises ConfigError where it is not installed."""
+    try:
+        import_module("ps_protocol.wire.deltas")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"psctl weights follow needs {error.name}", remedy="pip install 'torch-ps[server]' or 'torch-ps[worker]'"
+        ) from error
 
 
 def _next(reader: VersionReader, directory: WeightDirectory) -> WholeVersion | None:
