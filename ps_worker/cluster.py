@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model.spec import Consistency, choice
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.wire.formats import Wire
@@ -522,7 +522,8 @@ class Cluster:
             The number of the version: 1, 2, 3, …
 
         Raises:
-            InvalidRequest: Name, step, metadata or ``keep`` cannot be, or the name belongs to another model.
+            InvalidRequest: Name, step, metadata or ``keep`` cannot be, the name belongs to another model, or ``source``
+                is a part of a model.
             Unavailable: A shard or the coordinator stays away.
             NotReady: The model has no values yet.
             StorageFull: With ``wait``: a shard has no room for it.
@@ -531,6 +532,15 @@ class Cluster:
         """
         self._workers_only("publish()", "a worker publishes; ps_worker.subscribe(name) reads")
         model = self._models.find(source)
+        if isinstance(source, torch.nn.Module):
+            missing = set(map(id, model.parameters)).difference(map(id, source.parameters()))
+            if missing:
+                raise InvalidRequest(
+                    f"a part of model '{model.name}' cannot be published",
+                    expected=f"the module with all {len(model.parameters)} of its parameters",
+                    actual=f"a {type(source).__name__} that lacks {len(missing)} of them",
+                    remedy="publish the whole model; readers take what they need from version.tensors()",
+                )
         model.finish()
         return self._publishing.publish(name, model.name, step, metadata, keep, wait=wait)
 

@@ -311,12 +311,14 @@ def test_two_models_of_a_job_have_names_of_their_own() -> None:
 )
 def test_what_cannot_be_published_is_refused(options: dict[str, Any]) -> None:
     with running_job() as job:
-        cluster = job.cluster()
-        optimizer = cluster.optimizer(torch.optim.SGD, net(), lr=0.1)
+        cluster, model = job.cluster(), net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
         with pytest.raises(InvalidRequest):
             cluster.publish("policy", optimizer, **options)
         with pytest.raises(InvalidRequest, match="no name"):
             cluster.publish("a/b", optimizer, step=1)
+        with pytest.raises(InvalidRequest, match="a part of model 'model' cannot be published"):
+            cluster.publish("policy", model[0], step=1)
         assert cluster.publish("policy", optimizer, step=1, wait=True) == 1
 
 
