@@ -145,6 +145,8 @@ class Subscription(Iterator[Version]):
         self._cache = cache
         #: The version of the cache, which comes first.
         self._first = first
+        #: Nothing was received yet: what the reader has, it has from the cache, which may be that of an earlier job.
+        self._has_cached = first is not None
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -164,7 +166,15 @@ class Subscription(Iterator[Version]):
         if (first := self._first) is not None:
             self._first = None
             return first
-        whole = self._reader.next()
+        try:
+            whole = self._reader.next()
+        except InvalidRequest as error:
+            if not self._has_cached:
+                raise
+            log.warning("waiting", "the cache is of another job, and is not used any more: %s", error)
+            self._has_cached = False
+            self._reader.forget()
+            whole = self._reader.next()
         if whole is None:
             self.close()
             raise StopIteration
@@ -206,6 +216,7 @@ class Subscription(Iterator[Version]):
             self._client.close()
 
     def _keep(self, whole: WholeVersion) -> Version:
+        self._has_cached = False
         if self._cache is not None:
             try:
                 whole.save(self._cache / f"{whole.name}.{_CACHE_FILE}")
@@ -238,7 +249,8 @@ def subscribe(
         coordinator: Address of the coordinator, host:port. None: ``PS_COORDINATOR``.
         dtype: Floating-point values are converted to it by the shards, which send less. None: as they are.
         cache: Folder for the last version. A reader that is started again yields it first, unless ``have`` names it,
-            and receives only what has changed since.
+            and receives only what has changed since. Each job has a folder of its own; a version that is newer than
+            those of the job is dropped, with a warning, where the job says so.
         follow: Wait for newer versions. False: end after the newest.
         reconnect_timeout_seconds: How long to wait for shards and a coordinator that do not answer. None:
             ``PS_RECONNECT_TIMEOUT``, else 60 s.

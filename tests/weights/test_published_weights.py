@@ -322,6 +322,24 @@ def test_what_cannot_be_published_is_refused(options: dict[str, Any]) -> None:
         assert cluster.publish("policy", optimizer, step=1, wait=True) == 1
 
 
+def test_a_reader_goes_on_in_a_new_job_with_the_cache_of_an_older_one(tmp_path: Path) -> None:
+    with running_job() as job:
+        cluster, optimizer = published(job, net())
+        cluster.publish("policy", optimizer, step=2, wait=True)
+        with reader(job, cache=tmp_path) as versions:
+            assert next(versions).number == 2
+    with running_job() as job:
+        model = net(3)
+        published(job, model)
+        with reader(job, cache=tmp_path) as versions:
+            assert next(versions).number == 2  # that of the cache, before the job was asked
+            version, mine = next(versions), net(2)
+            version.apply_(mine)
+            assert (version.number, bits(mine)) == (1, bits(model))
+        with reader(job, cache=tmp_path) as versions:
+            assert next(versions).number == 1
+
+
 def test_a_reader_with_a_cache_goes_on_from_it(tmp_path: Path) -> None:
     with running_job() as job:
         model = net()

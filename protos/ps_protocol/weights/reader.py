@@ -78,6 +78,10 @@ class VersionReader:
         """Receive the next version whole: what this reader has is not built on."""
         self._base = None
 
+    def forget(self) -> None:
+        """Have no version, and receive the newest, whatever its number."""
+        self._have, self._base = 0, None
+
     def next(self) -> WholeVersion | None:
         """The newest version above the one this reader has, once there is one; None: there will be none.
 
