@@ -1,25 +1,24 @@
 """Rows per second where a part of a table's rows is in memory, beside the same table all in memory, and the disk.
 
-``python -m benchmarks.tables.memory [ROWS] [PART] ["power law,even"]``: a row of Markdown for each operation. Both
-tables are up at the same time and take turns. A step has the different ones of 10,000 ids, by a power law or evenly,
-drawn anew each time. With even ids, the table takes turns with a bare loop, too, that reads and writes as many records
-of a file.
+``python -m benchmarks.tables.memory``: a row of Markdown for each operation. Both tables are up at the same time and
+take turns. A step has the different ones of 10,000 ids, by a power law or evenly, drawn anew each time. With even ids,
+the table takes turns with a bare loop, too, that reads and writes as many records of a file.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-import sys
 import tempfile
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import torch
 from numba import njit, types
@@ -260,14 +259,18 @@ def measure(table_rows: int, part: float, law: str, say: Callable[[str], None]) 
             beside_the_disk(children[1], clusters[1].shards[0], Path(folder), clusters[1].address, count, say)
 
 
-def main() -> None:
-    """Entry point."""
-    table_rows = int(float(sys.argv[1])) if len(sys.argv) > 1 else ROWS
-    part = float(sys.argv[2]) if len(sys.argv) > 2 else PART
+@click.command()
+@click.option("--rows", "table_rows", type=click.IntRange(1000), default=ROWS, show_default=True)
+@click.option(
+    "--part", type=click.FloatRange(0.0, 1.0, min_open=True), default=PART, show_default=True, help="In memory."
+)
+@click.option("--ids", "laws", type=click.Choice([POWER, EVEN]), multiple=True, default=(POWER, EVEN), help="Both.")
+def main(table_rows: int, part: float, laws: Sequence[str]) -> None:
+    """Rows per second where a part of a table is in memory, beside the same table all in memory, and the disk."""
     print(f"{table_rows:,} rows of {DIM} numbers with Adagrad; million rows per second, CPU of the shard in ms a step")
     print(f"| ids | rows | all in memory | {part:g} of them | ratio | CPU, all | CPU, {part:g} | found in memory |")
     print("|---|---|---|---|---|---|---|---|")
-    for law in sys.argv[3].split(",") if len(sys.argv) > 3 else (POWER, EVEN):
+    for law in laws:
         measure(table_rows, part, law, lambda line: print(line, flush=True))
 
 

@@ -1,13 +1,12 @@
 """A table larger than the memory of its shard: filled, trained, saved, and its shard killed and started again.
 
-``python -m benchmarks.tables.restart [ROWS] [MEMORY] [FOLDER]``, at first 10⁸ rows of dimension 8 with Adagrad and 4GB.
-With 10⁸ rows it takes about 35 GB of disk. A step has 10,000 ids by a power law.
+``python -m benchmarks.tables.restart``: 10⁸ rows of dimension 8 with Adagrad, 4 GB, where nothing else is said. A step
+has 10,000 ids by a power law.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import torch
 
@@ -165,11 +165,15 @@ def _wait_for_snapshot(client: CoordinatorClient) -> None:
         time.sleep(1.0)
 
 
-def main() -> None:
-    """Entry point."""
-    table_rows = int(float(sys.argv[1])) if len(sys.argv) > 1 else ROWS
-    memory = sys.argv[2] if len(sys.argv) > 2 else MEMORY
-    folder = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+@click.command()
+@click.option("--rows", "table_rows", type=click.IntRange(1000), default=ROWS, show_default=True)
+@click.option("--memory", default=MEMORY, show_default=True, help="--table-memory of the shard.")
+@click.option("--folder", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where it writes.")
+def main(table_rows: int, memory: str, folder: Path | None) -> None:
+    """Fill a table larger than the memory of its shard, train, save, kill the shard and start it again.
+
+    With 10⁸ rows it takes about 35 GB of disk.
+    """
     print(f"{table_rows:,} rows of {DIM} numbers with Adagrad, --table-memory {memory}\n")
     print("| | seconds | processor time of the shard | |")
     print("|---|---|---|---|")
