@@ -179,6 +179,8 @@ class Applier:
         """Hand the replica on. Readers of its region are not disturbed."""
         replica = self.replica
         self._replica = self._newest = None
+        # What is made has the region, and streams keep this object for a while. Nothing is gathered any more.
+        self.made = self._loop.create_future()
         return replica
 
     # -- the log
