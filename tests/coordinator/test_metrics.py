@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+import ps_worker
 from ps_protocol.cluster.leases import LeaseAsk
 from ps_protocol.cluster.view import Joined, JoinRequest, Member, MemberStats, Role, UpdateCounts
+from ps_protocol.cluster.weights import PublishAsk
 from ps_protocol.errors import Fenced, NotReady, PsError, StorageFull
 from ps_protocol.metrics.definition import HistogramValue
 from ps_protocol.metrics.server import Target
@@ -21,6 +24,7 @@ from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.jobs.publish_runner import PublishRunner
 from ps_server.coordinator.metrics import CoordinatorMetrics, targets
 from ps_server.coordinator.placement.move_plan import MoveRequest
 from ps_server.coordinator.settings import ClusterSettings
@@ -212,8 +216,12 @@ def test_targets_are_the_live_members_that_told_an_address() -> None:
 
 def read_of(driver: Driver, checkpoints: Checkpoints, moves: MoveRunner) -> Found:
     """As ``Job.read``, of histograms how many values they have."""
+    return counted(CoordinatorMetrics(driver, checkpoints, moves, LimitCounts()))
+
+
+def counted(metrics: CoordinatorMetrics) -> Found:
     found = {}
-    for sample in CoordinatorMetrics(driver, checkpoints, moves, LimitCounts()).read():
+    for sample in metrics.read():
         value = sample.value
         number = float(sum(value.counts)) if isinstance(value, HistogramValue) else float(value)
         found[sample.metric.name.removeprefix("torch_ps_"), *sample.labels] = number
@@ -275,6 +283,34 @@ def test_checkpoints_are_counted_by_result_and_have_a_duration_and_an_age(tmp_pa
         failed = found()
         assert added(made, failed) == {("checkpoints_total", "failed"): 1}
         assert failed["checkpoint_age_seconds",] > made["checkpoint_age_seconds",], "that of the last complete one"
+
+
+def test_published_versions_are_counted_and_their_readers_by_how_far_they_are_behind() -> None:
+    """With one real shard, worker and reader in this process: about a second."""
+    with running_job() as job:
+        driver, checkpoints = job.checkpoints._driver, job.checkpoints
+        moves, publishing = MoveRunner(driver, checkpoints.busy), PublishRunner(driver, checkpoints.busy)
+        metrics = CoordinatorMetrics(driver, checkpoints, moves, LimitCounts(), publishing)
+        job.cluster().optimizer(torch.optim.SGD, [torch.nn.Parameter(torch.zeros(3))], lr=1.0)
+        worker = job.member(Role.WORKER, 0).member
+
+        async def publish(step: int) -> Found:
+            ask = PublishAsk("policy", "model", step, "", 8, f"{step}")
+            with suppress(PsError):
+                async for _ in publishing.publish(worker.index, worker.incarnation, ask):
+                    pass
+            return counted(metrics)
+
+        first = job.loop.run(publish(1))
+        assert (first["weights_versions_total", "done"], first["weights_publish_seconds",]) == (1, 1)
+        assert (first["weights_newest_version", "policy"], first["weights_readers", "policy"]) == (1, 0)
+        with ps_worker.subscribe("policy", coordinator=job.address, have=1) as versions:
+            job.loop.run(publish(2))
+            next(versions)
+            job.stop_shard(0)
+            last = job.loop.run(publish(3))
+        assert (last["weights_readers", "policy"], last["weights_behind_versions", "policy"]) == (1, 1)
+        assert (last["weights_versions_total", "done"], last["weights_versions_total", "failed"]) == (2, 1)
 
 
 def test_moves_and_checkpoints_begin_at_zero_and_a_checkpoint_without_a_folder_is_none_made() -> None:

@@ -26,6 +26,7 @@ PUBLIC = {
     "ps_worker.security",
     "ps_worker.strategies.fit",
     "ps_worker.tables",
+    "ps_worker.torchrl",
 }
 
 PAGES = [

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps_protocol.cluster.weights import WeightsPiece, WeightsVersion
 from ps_protocol.errors import Unavailable
 from ps_protocol.metrics.definition import HistogramValue
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_protocol.model.tables import RowLife
+from ps_protocol.security.security import OFF
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.weights.pieces import PieceSource, receive
 from ps_protocol.wire.convert.options import options_to_pb
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.limits import ShardLimits
@@ -199,6 +202,31 @@ def test_bytes_are_counted_by_direction_and_transport() -> None:
         assert after["bytes_total", "sent", "bulk"] == after["bytes_total", "sent", "shm"] == 0
         assert after["variable_bytes", "model"] == size
         assert after["variables", "model"] == len(model.layout.slices)
+
+
+def test_pieces_of_published_weights_are_counted_where_they_are_held_and_when_they_are_sent() -> None:
+    with running_shard() as shard:
+        model, _ = start(shard)
+        assert shard.service
+        weights = shard.service.weights
+
+        async def held(number: int) -> WeightsVersion:
+            await weights.take(model, "policy", number, (1,))
+            piece = await weights.finish("policy", number)
+            size = len(piece.native.data)
+            return WeightsVersion(number, "model", 1, "", 0.0, (WeightsPiece(0, 1, "", piece.native.checksum, size),))
+
+        one, two = shard.loop.run(held(1)), shard.loop.run(held(2))
+        source = PieceSource(shard.channel, shard.address, OFF, bulk=False)
+        whole, _ = receive("policy", one, lambda _: source, None, None, 60.0)
+        wait_until(lambda: read(shard)["weights_sent_bytes_total", "full"] == one.size_bytes)
+        receive("policy", two, lambda _: source, None, whole, 60.0)
+        found = read(shard)
+        assert found["weights_held_bytes", "policy"] == 2 * one.size_bytes
+        assert (found["weights_sent_bytes_total", "full"], found["weights_sent_bytes_total", "delta"]) == (
+            one.size_bytes,
+            0,
+        )
 
 
 def test_log_fsync_and_snapshots(tmp_path: Any) -> None:

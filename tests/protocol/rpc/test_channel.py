@@ -40,7 +40,8 @@ ALLOWED = {
     "ps_worker/host/folder.py": {"socket.socket"},
     # Side channels: a one-time token that came over gRPC, and TLS.
     "ps_server/shard/transport": {"socket.socket"},
-    "ps_worker/transport": {"socket.socket", "socket.create_connection"},
+    "ps_worker/transport": {"socket.socket"},
+    "ps_protocol/wire/bulk.py": {"socket.create_connection"},
     # Take a Security.
     "ps_protocol/metrics/server.py": {"ThreadingHTTPServer"},
     "ps_server/page/server.py": {"socket.create_server"},
