@@ -53,7 +53,8 @@ def test_a_move_while_one_shard_holds_a_push_that_another_has_applied_is_seen(mo
     # The mode changes a little later in each move than in the one before it.
     pairs = ((2.0 + 0.6 * number, 2.01 + 0.63 * number) for number in range(12))
     faults = tuple(Fault(at, kind) for pair in pairs for at, kind in zip(pair, ("move", "mode"), strict=True))
-    assert shown("slices move while shard", SEEDS, faults=faults, **MOVES)
+    # One in fifteen shows it.
+    assert shown("slices move while shard", range(100), faults=faults, **MOVES)
 
 
 def test_rows_that_come_without_their_values_are_seen(monkeypatch):
