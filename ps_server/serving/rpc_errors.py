@@ -92,6 +92,9 @@ async def translated(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterat
         yield
     except grpc.aio.AbortError:
         raise
+    except grpc.aio.InternalError:
+        # A message was sent to a caller that has ended the call.
+        raise asyncio.CancelledError from None
     except ConfigError as error:
         # A setting in the request.
         fields = {"expected": error.expected, "actual": error.actual, "remedy": error.remedy}

@@ -195,3 +195,13 @@ def test_an_error_for_a_caller_that_has_gone_ends_quietly():
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(handler())
+
+
+def test_a_message_for_a_caller_that_has_gone_ends_quietly(caplog):
+    async def handler():
+        async with translated(None):
+            raise grpc.aio.InternalError("the call has ended")
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(handler())
+    assert not caplog.records
