@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -37,7 +38,7 @@ from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.cli.psctl import main
 from ps_server.shard import weights
 from ps_server.shard.config import SideChannelConfig
-from ps_server.shard.weights import HeldWeights
+from ps_server.shard.weights import HeldWeights, PieceMemory
 from ps_worker import admin
 from ps_worker.weights import Subscription
 from tests.support.certificates import made_folder
@@ -768,3 +769,17 @@ def test_a_job_without_a_coordinator_is_given_up_after_the_readers_time() -> Non
         pytest.raises(Unavailable),
     ):
         next(versions)
+
+
+def test_memory_of_a_version_is_used_again_once_nobody_refers_to_any_part_of_it() -> None:
+    memory = PieceMemory()
+    data = memory.take(100)
+    data[:], address, part = 7, data.ctypes.data, memoryview(data)[10:20]
+    view = np.frombuffer(part, np.uint8)[2:]
+    del data, part
+    assert memory.take(100).ctypes.data != address
+    assert view.tobytes() == b"\7" * 8
+    del view
+    again = memory.take(100)
+    assert again.ctypes.data == address
+    assert memory.take(200).size == 200
