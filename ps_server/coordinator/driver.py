@@ -327,7 +327,12 @@ class Driver:
     # Published weights
 
     def plan_publication(self, rank: int, incarnation: int, ask: PublishAsk) -> PublishPlan:
-        """See Publications.plan. Raises Fenced, UnknownModel, ModelReleased."""
+        """See Publications.plan. Raises Fenced, UnknownModel, ModelReleased.
+
+        Raises Unavailable while the journal does not have the version before: its publisher would be told of it, and
+        shards would remove versions that a restarted coordinator still has.
+        """
+        self._publisher.publish()
         self._state.membership.find(Role.WORKER, rank, incarnation)
         self._state.placement.shard_map(ask.model)
         return self._state.publications.plan(ask)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,9 @@ def test_a_version_of_weights_is_told_once_the_journal_has_it_and_comes_back_fro
             driver.commit_publication(ask, 1, [WeightsPiece(0, shard.incarnation, "", b"c" * 16, 8)])
         with pytest.raises(Unavailable):
             await driver.follow_weights(FollowAsk("policy", 0, 0, "r"), 0.0)
+        for again in (ask, replace(ask, token="another")):
+            with pytest.raises(Unavailable):
+                driver.plan_publication(0, member.incarnation, again)
         journal.refuses = False
         assert driver.plan_publication(0, member.incarnation, ask).known
         answer = await driver.follow_weights(FollowAsk("policy", 0, 0, "r"), 0.0)
