@@ -30,7 +30,7 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import PIECE_REPLIES
 from ps_protocol.wire.convert.model import VARIABLE, dtype_from_pb, dtype_to_pb
 from ps_protocol.wire.convert.step import side_channel_to_pb
-from ps_server.shard.execution.tasks import finished
+from ps_server.shard.execution.tasks import finished, seen
 from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.transport.grpc_stream import Context, reader_gone, write
@@ -231,7 +231,7 @@ class HeldWeights:
         self._sync = sync
         #: By name and version.
         self._pieces: dict[tuple[str, int], HeldPiece] = {}
-        self._writing: dict[tuple[str, int], asyncio.Task[HeldPiece]] = {}
+        self._writing: dict[tuple[str, int], asyncio.Future[HeldPiece]] = {}
         #: Removed, and still being read; oldest first.
         self._lingering: list[HeldPiece] = []
         self._memory = PieceMemory()
@@ -277,10 +277,6 @@ class HeldWeights:
         """Hold what ``model``, which is paused, has now, and begin to write it. Versions that are not ``kept`` go."""
         if not _NAME.fullmatch(name) or not 0 < number < 1 << 63:
             raise InvalidRequest("this is no name and number of a version", actual=f"{name[:100]!r}, {number}")
-        key = name, number
-        if (before := self._writing.pop(key, None)) is not None:
-            before.cancel()
-            await asyncio.wait([before])
         # Before the new file is there: one of the same number that was not committed goes, too.
         self.keep(name, kept)
         tables = await self._positions(model)
@@ -301,39 +297,52 @@ class HeldWeights:
             variable = VARIABLE.to_pb(span.variable)
             manifest.tensors.add(variable=variable, row_begin=span.slice.row_begin, row_end=span.slice.row_end)
 
+        key = name, number
+        before = self._writing.get(key)
+
         async def written() -> HeldPiece:
             loop, copied = asyncio.get_running_loop(), asyncio.Event()
-            write = partial(self._write, path, manifest, published.region)
-            writing = loop.run_in_executor(None, write, lambda: loop.call_soon_threadsafe(copied.set))
-            writing.add_done_callback(lambda _: copied.set())
             try:
+                if before is not None:
+                    # Nobody wants it any more, but its thread writes the same file.
+                    await asyncio.gather(before, return_exceptions=True)
+                write = partial(self._write, path, manifest, published.region)
+                writing = loop.run_in_executor(None, write, lambda: loop.call_soon_threadsafe(copied.set))
+                writing.add_done_callback(lambda _: copied.set())
                 await finished(copied.wait())
             finally:
                 published.give_back(quick=quick)
             return HeldPiece(await writing, path, checked=True)
 
-        self._writing[key] = asyncio.create_task(written(), name="piece")
+        self._writing[key] = seen(asyncio.create_task(written(), name="piece"))
 
     async def finish(self, name: str, number: int) -> HeldPiece:
-        """The piece that was taken, once it is written. Raises StorageFull; Unavailable where none was taken."""
+        """The piece that was taken last, once it is written. Raises StorageFull; Unavailable where none was taken."""
         key = name, number
         if (writing := self._writing.get(key)) is None:
             if (piece := self._pieces.get(key)) is not None:
                 return piece
-            raise Unavailable(
-                f"shard {self._shard} has not taken version {number} of '{name}'",
-                shard=str(self._shard),
-                remedy="publish again",
-            )
+            raise self._not_taken(name, number)
         try:
             piece = await asyncio.shield(writing)
         finally:
-            if writing.done() and self._writing.get(key) is writing:
+            is_last = self._writing.get(key) is writing
+            if writing.done() and is_last:
                 del self._writing[key]
-        if key in self._pieces and self._pieces[key] is not piece:
-            self._pieces[key].end_readers()
-        self._pieces[key] = piece
+        if is_last:
+            if key in self._pieces:
+                self._pieces[key].end_readers()
+            self._pieces[key] = piece
+        elif self._pieces.get(key) is not piece:
+            raise self._not_taken(name, number)  # it was taken again meanwhile
         return piece
+
+    def _not_taken(self, name: str, number: int) -> PsError:
+        return Unavailable(
+            f"shard {self._shard} has not taken version {number} of '{name}'",
+            shard=str(self._shard),
+            remedy="publish again",
+        )
 
     def keep(self, name: str, numbers: Collection[int]) -> None:
         """Remove all versions of ``name`` but these."""

@@ -438,6 +438,50 @@ def test_what_was_taken_and_not_committed_makes_way_for_the_next_version(tmp_pat
         assert files == [["000001.piece", "000002.piece"]] * 2
 
 
+def test_a_version_that_was_given_up_is_not_written_beside_the_next_one(tmp_path: Path) -> None:
+    with running_job(shards=2, start_shards=0) as job:
+        for shard in range(2):
+            job.start_shard(shard, storage=durable(tmp_path))
+        model, mine = net(), net(2)
+        cluster, optimizer = published(job, model)
+        release, writing, most = threading.Event(), [0], [0]
+        write, finish = HeldWeights._write, HeldWeights.finish
+
+        def slow(held: HeldWeights, *arguments: Any) -> Any:
+            if held._shard != 1:
+                return write(held, *arguments)
+            writing[0] += 1
+            most[0] = max(most[0], writing[0])
+            try:
+                release.wait(30)
+                return write(held, *arguments)
+            finally:
+                writing[0] -= 1
+
+        async def failed(held: HeldWeights, name: str, number: int) -> Any:
+            if held._shard == 1:
+                raise StorageFull("injected: while it is still being written")
+            return await finish(held, name, number)
+
+        failing = pytest.MonkeyPatch()
+        with failing.context() as patch:
+            patch.setattr(HeldWeights, "_write", slow)
+            with failing.context() as first:
+                first.setattr(HeldWeights, "finish", failed)
+                assert cluster.publish("policy", optimizer, step=2) == 2
+                cluster._publishing.finish()
+            step(model, optimizer)
+            assert cluster.publish("policy", optimizer, step=3) == 2
+            release.set()
+            cluster._publishing.finish()
+        assert most == [1]
+        with reader(job) as versions:
+            version = next(versions)
+            version.apply_(mine)
+            assert (version.number, version.step) == (2, 3)
+            assert bits(mine) == bits(model)
+
+
 def test_a_version_whose_file_is_damaged_is_gone_and_the_next_comes_whole(tmp_path: Path) -> None:
     with running_job(start_shards=0) as job:
         job.start_shard(0, storage=durable(tmp_path))
