@@ -66,6 +66,8 @@ class Faults:
         self._kernel.say("faults end")
 
     def _strike(self, kind: str) -> None:
+        if self._processes.is_trained:
+            return  # Readers are still there: a worker that joins now would be the first of another run.
         strike: Callable[[], bool] = getattr(self, f"_{kind}")
         if strike():
             self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -160,6 +162,16 @@ class Faults:
         elif worker in self._processes.workers:
             self._processes.kill_worker(worker)
             raise Killed
+
+    def _reader(self) -> bool:
+        readers = self._processes.readers
+        if readers:
+            reader = self._random.choice(readers)
+            if self._random.random() < 0.3:
+                self._stop(reader.process)
+            else:
+                self._processes.kill_reader(reader)
+        return bool(readers)
 
     def _stop_shard(self) -> bool:
         shards = self._processes.live_shards

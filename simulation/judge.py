@@ -13,6 +13,7 @@ from ps_server.consistency.events import START
 from simulation.checkpoint_judge import CheckpointJudge
 from simulation.coordinator_judge import CoordinatorJudge
 from simulation.places import Places
+from simulation.published_judge import PublishedJudge
 from simulation.rows_judge import RowsJudge
 from simulation.runtime.kernel import Kernel
 from simulation.truth import Clocks, Name, ShardTruth, Update, name_of, same
@@ -33,11 +34,12 @@ class Judge:
         momentum: float,
         stale: StaleRule | None = None,
         one_mode: bool = False,
+        raw: bool = True,
     ) -> None:
         """Numbers of shards are those of ``places``. ``early``: a push is acknowledged before the standby has it.
 
         ``stale``: the rule of the models for stale pushes; None: that of the mode. ``one_mode``: nothing keeps a change
-        of the mode from beginning at one point of all shards.
+        of the mode from beginning at one point of all shards. ``raw``: payloads are; else elements of a shard differ.
         """
         self.places = places = Places(shards)
         self._kernel = kernel
@@ -54,6 +56,8 @@ class Judge:
         #: With a wire format that keeps errors, by number and push: the parameters of its worker after the answer.
         self._assumed: dict[tuple[int, int, int, int], Sequence[float]] = {}
         self.coordinator = CoordinatorJudge(self.fail, self.acknowledged_by)
+        self._raw = raw
+        self.published = PublishedJudge(self.fail, places, exact=raw)
         #: The checkpoint that the job began with; empty: none.
         self.restored_from = ""
         self.pushes_applied = 0
@@ -72,6 +76,7 @@ class Judge:
         self._assumed.clear()
         self.coordinator = CoordinatorJudge(self.fail, self.acknowledged_by, phase)
         self.coordinator.began_with(trained)
+        self.published = PublishedJudge(self.fail, self.places, exact=self._raw)
         self.restored_from = folder
 
     # Shards: life and membership

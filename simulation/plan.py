@@ -28,7 +28,7 @@ ALL_FAULTS = (
 )
 """Kinds of faults."""
 
-SEPARATE = ("calls", "move", "balance", "release", "restore", "new_job", "full_restart", "host")
+SEPARATE = ("calls", "move", "balance", "release", "restore", "new_job", "full_restart", "host", "reader")
 """More of them, which need what not every plan has.
 
 ``calls``: lost, late and repeated all the time until faults end. ``move``: a variable or a table moves to one shard
@@ -36,7 +36,8 @@ while the job trains. ``balance``: what is uneven is evened out. ``release``: an
 refused as long as a worker uses it. ``restore``: the newest checkpoint is put into the running job. ``new_job``: all
 processes end, all disks but that of the checkpoints are lost, and a job begins with the newest checkpoint.
 ``full_restart``: the disk of a shard, whose log is small, fills until the shard is killed, or a while longer. ``host``:
-a worker is killed, or stands still, while the workers of its host add their gradients up.
+a worker is killed, or stands still, while the workers of its host add their gradients up. ``reader``: a reader of
+published weights is killed, or stands still.
 """
 
 _HARMLESS_TO_SHARDS = frozenset(
@@ -51,6 +52,7 @@ _HARMLESS_TO_SHARDS = frozenset(
         "checkpoint",
         "restore",
         "release",
+        "reader",
     )
 )
 
@@ -136,6 +138,14 @@ class Plan:
     per_host: int = 1
     #: They do so while the mode is sync, and not in others.
     per_host_in_sync: bool = False
+    #: Processes that follow the weights which worker 0 publishes; 0: none are published.
+    readers: int = 0
+    #: Its steps from one version to the next, how many versions are kept, and whether it waits for each commit.
+    publish_steps: int = 1
+    keep_versions: int = 2
+    publish_waits: bool = False
+    #: The second reader has the weights as float32.
+    converts: bool = False
 
     @property
     def loses_no_view(self) -> bool:
@@ -173,9 +183,10 @@ class Plan:
         own = f", models {self.stale}" if self.stale else ""
         hosts = f" on hosts of {self.per_host}" if self.per_host > 1 else ""
         hosts += " in sync" if self.per_host_in_sync else ""
+        read = f", {self.readers} readers" if self.readers else ""
         return (
             f"{self.shards} shards, {self.workers} workers{hosts} x {self.phases} phases x {self.steps} steps, "
-            f"{self.consistency}{own}, {kept}, {len(self.faults)} faults until {self.quiet_at:.0f} s"
+            f"{self.consistency}{own}, {kept}{read}, {len(self.faults)} faults until {self.quiet_at:.0f} s"
         )
 
 

@@ -21,7 +21,8 @@ def make_plan(seed: int, size: Size) -> Plan:
         plan = as_swarm(plan, size.faults, random)
     plan = replace(plan, stale=Random(f"rules of {seed}").choice(_RULES))
     plan = _with_hosts(plan, size, Random(f"hosts of {seed}"))
-    return _with_small_logs(plan, Random(f"logs of {seed}")) if "full_restart" in size.faults else plan
+    plan = _with_small_logs(plan, Random(f"logs of {seed}")) if "full_restart" in size.faults else plan
+    return _with_readers(plan, size, Random(f"readers of {seed}"))
 
 
 def _ordinary(seed: int, size: Size) -> Plan:
@@ -102,6 +103,23 @@ def _with_hosts(plan: Plan, size: Size, random: Random) -> Plan:
     more = [Fault(random.uniform(1.0, plan.quiet_at), "host") for _ in range(count)]
     in_sync = random.random() < 0.3
     return replace(plan, per_host=per_host, per_host_in_sync=in_sync, faults=in_order((*plan.faults, *more)))
+
+
+def _with_readers(plan: Plan, size: Size, random: Random) -> Plan:
+    """Some plans: a worker publishes weights, and one or two processes read them, which are killed or stand still."""
+    if size.workers > 100 or random.random() >= 0.25:
+        return plan
+    count = random.randrange(4) if "reader" in size.faults else 0
+    more = [Fault(random.uniform(1.0, plan.quiet_at), "reader") for _ in range(count)]
+    return replace(
+        plan,
+        readers=random.randrange(1, 3),
+        publish_steps=random.choice([1, 1, 2]),
+        keep_versions=random.randrange(1, 4),
+        publish_waits=random.random() < 0.3,
+        converts=random.random() < 0.3,
+        faults=in_order((*plan.faults, *more)),
+    )
 
 
 def _rows(shards: int, random: Random) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from simulation.judge import Judge
 from simulation.observers.checkpoints import beginning_of
 from simulation.observers.subjects import Subjects
 from simulation.plan import Plan
-from simulation.programs import COORDINATOR, CoordinatorProgram, ShardProgram, WorkerProgram
+from simulation.programs import COORDINATOR, CoordinatorProgram, ReaderProgram, ShardProgram, WorkerProgram
 from simulation.runtime.disk import Disk, Files
 from simulation.runtime.kernel import Kernel, Process
 from simulation.runtime.network import Network
@@ -33,6 +33,7 @@ class Processes:
         #: By place: first one for each shard, then the standbys.
         self.shards: list[ShardProgram | None] = [None] * (plan.shards * (2 if plan.standby else 1))
         self.workers: list[WorkerProgram] = []
+        self.readers: list[ReaderProgram] = []
         self.coordinator: CoordinatorProgram | None = None
         self.disks = [self._disk(root, f"shard-{place}") for place in range(len(self.shards))]
         self.coordinator_disk = Disk(root, "coordinator")
@@ -43,6 +44,8 @@ class Processes:
         self._checkpoints = CheckpointConfig(self.coordinator_disk.shared if plan.has_checkpoints else None)
         #: Workers that have not done their work.
         self.to_finish = plan.workers
+        #: Readers that have not followed the job to its end.
+        self.to_read = plan.readers
         #: A shard has come back without values, as it may.
         self.lost = False
         #: Faults have ended: what has ended is started again soon.
@@ -65,13 +68,24 @@ class Processes:
 
     @property
     def done(self) -> bool:
+        """Whether the job is over, and everybody has read what it published."""
+        return self.is_trained and (self.lost or self.to_read <= 0 or self._all_has_been_read())
+
+    @property
+    def is_trained(self) -> bool:
         """Whether the job is over."""
         return self.to_finish <= 0 or self.lost
+
+    def _all_has_been_read(self) -> bool:
+        """Whether no reader lacks a version, and none will hear that the job is finished: a lost worker may come."""
+        published = self._judge.published
+        has = [reader.has for reader in self.readers if not published.is_behind(reader.has)]
+        return len(has) == self.to_read and not self._judge.coordinator.finished
 
     @property
     def alive(self) -> list[Process]:
         """All that run."""
-        programs = [self.coordinator, *self.shards, *self.workers]
+        programs = [self.coordinator, *self.shards, *self.workers, *self.readers]
         return [program.process for program in programs if program is not None and program.process.alive]
 
     @property
@@ -87,6 +101,8 @@ class Processes:
             self._later(self._random.random() * 0.2, self.start_shard, place)
         for rank in range(plan.workers):
             self._later(self._random.random(), self.start_worker, rank)
+        for number in range(plan.readers):
+            self._later(3.0 * self._random.random(), self._start_reader, number)
 
     def start_coordinator(self) -> None:
         """Start it on its disk."""
@@ -127,6 +143,14 @@ class Processes:
         self._subjects.workers.add(program.process)
         self._connect(program.process)
 
+    def _start_reader(self, number: int) -> None:
+        """One reader in two has a cache."""
+        cache = None if number else self._root / f"reader-of-{self._jobs}"
+        name, judge = self.name("reader", number), self._judge.published
+        program = ReaderProgram(self._kernel, name, number, self.plan, cache, judge, self._reader_ended)
+        self.readers.append(program)
+        self._connect(program.process)
+
     def command(self, name: str, action: Callable[[CoordinatorClient], object]) -> None:
         """What a person does with psctl, in a process of its own."""
         process = Process(self._kernel, self.name(name, "command"))
@@ -147,9 +171,9 @@ class Processes:
     def begin_job(self, folder: Path) -> None:
         """End all; then begin another job on empty disks, with the checkpoint in ``folder``."""
         self._jobs += 1
-        shards, workers, coordinator = self.shards, self.workers, self.coordinator
-        self.shards, self.workers, self.coordinator = [None] * len(shards), [], None
-        for program in (coordinator, *shards, *workers):
+        shards, workers, readers, coordinator = self.shards, self.workers, self.readers, self.coordinator
+        self.shards, self.workers, self.readers, self.coordinator = [None] * len(shards), [], [], None
+        for program in (coordinator, *shards, *workers, *readers):
             if program is not None:
                 program.process.kill()
         self._restored = self.disks[0].kept / f"{self._jobs}" / folder.name
@@ -158,7 +182,7 @@ class Processes:
         self._subjects.begin_job()
         self.disks[:] = [self._disk(self._root, f"shard-{at}-of-{self._jobs}") for at in range(len(shards))]
         self.coordinator_disk = Disk(self._root, f"coordinator-of-{self._jobs}")
-        self.to_finish = self.plan.workers
+        self.to_finish, self.to_read = self.plan.workers, self.plan.readers
         self.begin()
 
     def _disk(self, root: Path, name: str) -> Disk:
@@ -171,6 +195,11 @@ class Processes:
         worker.process.kill()
         self._worker_gone(worker, "killed")
 
+    def kill_reader(self, reader: ReaderProgram) -> None:
+        """As ``kill -9``."""
+        reader.process.kill()
+        self._reader_ended(reader, "killed")
+
     def kill_coordinator(self, seconds: float) -> None:
         """As ``kill -9``; it is started again in ``seconds``."""
         if self.coordinator is not None:
@@ -182,11 +211,12 @@ class Processes:
         self._closed = True
         for process in self.alive:
             process.kill()
-        self.shards, self.workers, self.coordinator = [], [], None
+        self.shards, self.workers, self.readers, self.coordinator = [], [], [], None
 
     def doing(self) -> str:
         """For the report of a job that does not end."""
-        return "\n  ".join(worker.doing() for worker in self.workers[:12])
+        programs: list[WorkerProgram | ReaderProgram] = [*self.workers[:12], *self.readers]
+        return "\n  ".join(program.doing() for program in programs)
 
     def name(self, role: str, number: object) -> str:
         """A new name for a process."""
@@ -229,6 +259,14 @@ class Processes:
         if not self._closed and self.shards[place] is program:
             self.shards[place] = None
             self._later(self._pause(), self.start_shard, place)
+
+    def _reader_ended(self, program: ReaderProgram, how: str) -> None:
+        self._kernel.say(program.process, how)
+        self.readers.remove(program)
+        if how == "finished":
+            self.to_read -= 1
+        else:
+            self._later(self._pause(), self._start_reader, program.number)
 
     def _worker_ended(self, program: WorkerProgram, how: str) -> None:
         self._kernel.say(program.process, how)

@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
-from ps_protocol.errors import Fenced, NotReady, PlaceTaken, PsError, StateLost, StorageFull, Unavailable
+from ps_protocol.errors import Fenced, NotReady, PlaceTaken, PsError, StateLost, StorageFull, Unavailable, VersionGone
+from ps_protocol.times import PATIENCE_SECONDS
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
@@ -28,7 +29,9 @@ from ps_worker.optimizer import PsOptimizer
 from ps_worker.rows import SGD, Constant
 from ps_worker.session.config import PerHost, WorkerConfig
 from ps_worker.session.session import Session
+from ps_worker.weights import Subscription, Version, subscribe
 from simulation.plan import Plan
+from simulation.published_judge import PublishedJudge
 from simulation.runtime.disk import WRITE_POINTS, Disk, Files
 from simulation.runtime.kernel import Kernel, Killed, Process
 from simulation.runtime.substitutes import PORT
@@ -46,6 +49,9 @@ ROW_GRADIENT_UNIT = 60.0
 ROW_IDS = 30
 
 FIRST_VALUE = 77.0
+
+PUBLISHED = "weights"
+"""The name under which a worker publishes."""
 
 #: Told how a process ended.
 Ended = Callable[[Any, str], None]
@@ -270,9 +276,21 @@ class WorkerProgram(Program):
                 of_phase = [self._optimizer(cluster, f"model-{1 + phase % 2}")] if short else []
                 for _ in loader if loader is not None else range(plan.steps):
                     self._step([*optimizers, *of_phase])
+                    if plan.readers and cluster.rank == 0 and self.steps_made % plan.publish_steps == 0:
+                        self._publish(cluster, optimizers[0])
                 phase += 1
                 if phase < plan.phases:
                     self._end_phase(cluster, of_phase)
+
+    def _publish(self, cluster: Cluster, optimizer: PsOptimizer) -> None:
+        """Training goes on also where no version is made."""
+        plan, step = self._plan, 1000 * self.process.number + self.steps_made
+        try:
+            cluster.publish(PUBLISHED, optimizer, step=step, keep=plan.keep_versions, wait=plan.publish_waits)
+        except (NotReady, StorageFull) as error:
+            if self.kernel.now > plan.quiet_at + PATIENCE_SECONDS:
+                self.kernel.violate(f"{self.process} could not publish, and nothing was wrong any more: {error!r}")
+            self.kernel.say(self.process, "publishes nothing:", error)
 
     def _end_phase(self, cluster: Cluster, of_phase: Iterable[PsOptimizer]) -> None:
         """Wait for the other workers; what only this phase had is released."""
@@ -316,6 +334,73 @@ class WorkerProgram(Program):
                 (self._table(ids) * (ROW_GRADIENT_UNIT * random.randrange(1, 5))).sum().backward()
             optimizer.step()
         self.steps_made += 1
+
+
+class ReaderProgram(Program):
+    """A process that follows what a worker publishes to the end of the job, and now and then reads an older version."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        name: str,
+        number: int,
+        plan: Plan,
+        cache: Path | None,
+        judge: PublishedJudge,
+        on_end: Callable[[ReaderProgram, str], None],
+    ) -> None:
+        super().__init__(kernel, name, {"PS_TRANSPORT": "grpc"})
+        self.number = number
+        #: The version that it has; 0: none.
+        self.has = 0
+        self._think_seconds = plan.think_seconds
+        self._dtype = torch.float32 if plan.converts and number else None
+        self._cache = cache
+        self._judge = judge
+        self._on_end = on_end
+        kernel.schedule(0.0, self.process, lambda: Thread(target=self._main, name="main").start())
+
+    def doing(self) -> str:
+        """For the report of a job that does not end."""
+        return f"{self.process} with version {self.has}"
+
+    def _main(self) -> None:
+        how = "finished"
+        try:
+            self._follow()
+        except Unavailable as error:
+            how = f"gave up: {error.message}"
+        except PsError as error:
+            self.kernel.violate(f"{self.process}, which only reads, was refused: {error!r}")
+        if self.process.alive:
+            self._on_end(self, how)
+            self.process.kill()
+
+    def _follow(self) -> None:
+        random = self.kernel.random
+        with subscribe(PUBLISHED, coordinator=COORDINATOR, dtype=self._dtype, cache=self._cache) as versions:
+            for version in versions:
+                if version.number <= self.has:
+                    self.kernel.fail(f"{self.process} has version {self.has}, and is given {version!r}")
+                self._hold(version)
+                sleep(self._think_seconds * random.expovariate(1.0))
+                if self.has > 1 and random.random() < 0.3:
+                    self._look_back(versions, random.randrange(max(1, self.has - 3), self.has))
+        self._judge.ended(self.process.name, self.has)
+
+    def _look_back(self, versions: Subscription, number: int) -> None:
+        try:
+            self._hold(versions.fetch(number))
+        except VersionGone:
+            self._judge.gone(self.process.name, number)
+
+    def _hold(self, version: Version) -> None:
+        self.has = version.number
+        self.kernel.say(self.process, "has", version)
+        tensors = version.tensors()
+        values = {name: (each.numpy().tobytes(), each.tolist()) for name, each in tensors.items()}
+        dtype = "float64" if self._dtype is None else "float32"
+        self._judge.read(self.process.name, version.number, version.step, dtype, values)
 
 
 class _Items(Dataset[int]):

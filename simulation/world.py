@@ -57,6 +57,7 @@ class World:
             momentum=plan.momentum,
             stale=stale,
             one_mode=plan.loses_no_view,
+            raw=plan.wire == "raw",
         )
         self._network = Network(
             kernel, delay_seconds=plan.delay_seconds, calls_lost=plan.calls_lost, calls_late=plan.calls_late
@@ -103,8 +104,8 @@ class World:
         kernel.run_world(plan.ends_at, lambda: processes.done)
         if not kernel.violation and not processes.done:
             kernel.violate(
-                f"{processes.to_finish} workers have not finished {plan.ends_at - plan.quiet_at:.0f} s after the last "
-                f"fault:\n  {processes.doing()}"
+                f"{processes.to_finish} workers and {processes.to_read} readers have not finished "
+                f"{plan.ends_at - plan.quiet_at:.0f} s after the last fault:\n  {processes.doing()}"
             )
         processes.end()
         kernel.settle()

@@ -8,6 +8,7 @@ from ps_protocol.cluster.view import Member, Role
 from ps_server.coordinator.data_leases import DataLeases
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
+from ps_server.coordinator.publications import Publications
 from ps_server.coordinator.service import CoordinatorService
 from simulation.coordinator_judge import CoordinatorJudge
 from simulation.observers.checkpoints import tell_of_checkpoint
@@ -38,6 +39,8 @@ class CoordinatorObservers:
             (Checkpoints, "make", self._make),
             (Checkpoints, "restore", self._restore),
             (CoordinatorService, "_encode", self._encode),
+            (Publications, "commit", self._commit),
+            (Driver, "follow_weights", self._follow_weights),
         )
 
     def _driver_made(self, original: Any) -> Any:
@@ -46,6 +49,10 @@ class CoordinatorObservers:
             self._released(driver)
             self._subjects.moves.restarted(driver.shard_maps, driver.view.released_models)
             self._judge.started(driver.view, driver._state.membership.phase)
+            published = driver._state.publications.records.values()
+            self._subjects.judge.published.restarted(
+                max((each.newest for each in published), default=0), [v for each in published for v in each.versions]
+            )
 
         return made
 
@@ -53,6 +60,7 @@ class CoordinatorObservers:
         def join(driver: Any, ask: Any) -> Any:
             joined = original(driver, ask)
             self._judge.joined(ask, joined)
+            self._subjects.judge.published.homes(driver._state.membership.shard_homes)
             return joined
 
         return join
@@ -139,3 +147,19 @@ class CoordinatorObservers:
             return restored, names
 
         return restore
+
+    def _commit(self, original: Any) -> Any:
+        def commit(publications: Publications, ask: Any, *arguments: Any) -> Any:
+            change = original(publications, ask, *arguments)
+            self._subjects.judge.published.committed(change.value, ask.keep)
+            return change
+
+        return commit
+
+    def _follow_weights(self, original: Any) -> Any:
+        async def follow(driver: Driver, ask: Any, wait_seconds: float) -> Any:
+            answer = await original(driver, ask, wait_seconds)
+            self._subjects.judge.published.told(0 if ask.number else ask.have, answer.version, answer.newest)
+            return answer
+
+        return follow

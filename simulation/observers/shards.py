@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from ps_protocol.errors import VersionGone
+from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
 from ps_server.consistency import OUTCOMES, Tracker, TrackerState, Verdict
 from ps_server.log.durable import DurableLog
@@ -18,10 +21,12 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.model_rows import ModelRows
 from ps_server.shard.step.stream import StepStream, StreamCodec
 from ps_server.shard.step.values import ModelValues
+from ps_server.shard.weights import HeldPiece, HeldWeights
 from ps_server.state.region import Region
 from simulation.observers.checkpoints import tell_of_checkpoint
 from simulation.observers.moves import owners_of, pieces_of
-from simulation.observers.subjects import Subjects, Wrappers
+from simulation.observers.subjects import Shard, Subjects, Wrappers
+from simulation.published_judge import TakenPiece
 
 _VERDICTS = {outcome: verdict for verdict, outcome in OUTCOMES.items() if verdict is not Verdict.HOLD}
 
@@ -77,6 +82,9 @@ class ShardObservers:
             (registry, "log_release", self._log_release),
             (quiesce, "restore", self._restore),
             (placing, "restore", self._restore),
+            (HeldWeights, "take", self._take_piece),
+            (HeldWeights, "finish", self._finish_piece),
+            (HeldWeights, "serve", self._serve_piece),
         )
 
     def _judged(self, tracker: Tracker) -> int | None:
@@ -337,3 +345,55 @@ class ShardObservers:
             return encoded
 
         return encode
+
+    def _take_piece(self, original: Any) -> Any:
+        async def take(weights: HeldWeights, model: Any, name: str, number: int, kept: Any) -> None:
+            serving, version = self._subjects.serving(), model.tracker.version
+            await original(weights, model, name, number, kept)
+            shard = self._subjects.shards[self._subjects.kernel.process]
+            serving = serving if serving is self._subjects.serving() else None
+            self._judge.published.taken(shard.number, number, self._piece(serving, model.layout, version))
+
+        return take
+
+    def _piece(self, shard: Shard | None, layout: Layout, version: int) -> TakenPiece:
+        """What a shard that is paused at ``version`` has; None: it has lost its place."""
+        shard_map, moves = layout.shard_map, self._subjects.moves
+        holders = frozenset(shard_map.holders)
+        pieces = [piece for span in layout.slices for piece in pieces_of(shard_map, span.slice)]
+        if shard is None:
+            return TakenPiece(None, holders, version, None, frozenset(), dict.fromkeys(pieces, math.nan))
+        place = self._subjects.place(shard.number, shard_map)
+        truth = self._judge.truth[place]
+        if version > len(truth.history):
+            self._judge.fail(f"shard {place} publishes version {version}; {len(truth.history)} were logged")
+        (value, _), load = truth.states(version)[-1], truth.loads.bases(version)[-1]
+        return TakenPiece(
+            place,
+            holders,
+            version,
+            truth.history[version - 1] if version else None,
+            frozenset(name for name, applied in truth.applied.items() if applied <= version),
+            {piece: value + moves.shift(shard_map, piece, load) for piece in pieces},
+        )
+
+    def _finish_piece(self, original: Any) -> Any:
+        async def finish(weights: HeldWeights, name: str, number: int) -> HeldPiece:
+            piece: HeldPiece = await original(weights, name, number)
+            shard = self._subjects.shards[self._subjects.kernel.process]
+            self._judge.published.written(shard.number, number, piece.native.checksum)
+            return piece
+
+        return finish
+
+    def _serve_piece(self, original: Any) -> Any:
+        async def serve(weights: HeldWeights, request: Any, context: Any) -> None:
+            shard = self._subjects.serving()
+            try:
+                await original(weights, request, context)
+            except VersionGone:
+                if shard is not None and shard is self._subjects.serving():
+                    self._judge.published.denied(shard.number, request.number, request.checksum)
+                raise
+
+        return serve

@@ -12,6 +12,7 @@ from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.answers import Outcome
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import Unavailable
+from ps_worker.publishing import Publishing
 from ps_worker.step.host_exchange import HostExchange
 from ps_worker.step.shard_stream import ShardStream
 from simulation.observers.subjects import Subjects, Wrappers
@@ -42,6 +43,7 @@ class WorkerObservers:
             (CoordinatorClient, "leave", self._leave),
             (Membership, "_report_leaving", self._report_leaving),
             (Membership, "_deliver", self._deliver),
+            (Publishing, "publish", self._publish),
         )
 
     def _leave(self, original: Any) -> Any:
@@ -68,6 +70,16 @@ class WorkerObservers:
             original(membership, view)
 
         return deliver
+
+    def _publish(self, original: Any) -> Any:
+        def publish(
+            publishing: Publishing, name: str, model: str, step: int, metadata: Any, keep: int, *, wait: bool
+        ) -> int:
+            number: int = original(publishing, name, model, step, metadata, keep, wait=wait)
+            self._judge.published.published(number, step, committed=wait)
+            return number
+
+        return publish
 
     def _send(self, original: Any) -> Any:
         def send(lane: Any, push: Any) -> None:

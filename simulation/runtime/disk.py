@@ -107,11 +107,13 @@ class Files:
         return descriptor
 
     def fdopen(self, descriptor: int, *arguments: Any, **keywords: Any) -> Any:
-        """As ``os.fdopen``: the file closes the descriptor. A full disk takes none that is to be written."""
-        if process := kernel().process:
+        """As ``os.fdopen``. A full disk takes none that is to be written."""
+        closes = keywords.get("closefd", True)
+        if closes and (process := kernel().process):
             process.descriptors.discard(descriptor)
         if "r" not in arguments[0] and self._is_full(descriptor):
-            os.close(descriptor)
+            if closes:
+                os.close(descriptor)
             raise _no_space()
         return os.fdopen(descriptor, *arguments, **keywords)
 

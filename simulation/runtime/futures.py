@@ -140,6 +140,8 @@ def wait(futures: Iterable[Any], timeout: float | None = None, return_when: str 
         done = [future for future in waited if future.done()]
         left = None if deadline is None else deadline - kernel().now
         enough = bool(done) if first else len(done) == len(waited)
+        if return_when == "FIRST_EXCEPTION":
+            enough = enough or any(future.cancelled() or future.exception() for future in done)
         if enough or (left is not None and left <= 0):
             return DoneAndNotDone((set(done), {future for future in waited if not future.done()}))
         changed = Event()

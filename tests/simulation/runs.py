@@ -30,7 +30,7 @@ def shown(texts: str | tuple[str, ...], seeds: Iterable[int], size: Size | None 
     """Whether the judge says one of ``texts`` to one of ``seeds``, which are tried until it does.
 
     The known seed of the test that calls it comes before ``seeds``, but not under ``make test-long``. One model, no
-    standbys, raw payloads and workers that push by themselves, where ``fixed`` does not say otherwise.
+    standbys, raw payloads, workers that push by themselves and no readers, where ``fixed`` does not say otherwise.
     """
     fixed = {
         "models": 1,
@@ -40,9 +40,10 @@ def shown(texts: str | tuple[str, ...], seeds: Iterable[int], size: Size | None 
         "table": False,
         "stale": None,
         "per_host": 1,
+        "readers": 0,
     } | fixed
     size = size or Size()
-    kinds = tuple(kind for kind in size.faults if kind not in ("full_restart", "host"))
+    kinds = tuple(kind for kind in size.faults if kind not in ("full_restart", "host", "reader"))
     ordinary = replace(size, swarms=0.0, faults=kinds)
     wanted = (texts,) if isinstance(texts, str) else texts
 

@@ -23,13 +23,19 @@ def test_a_seed_breaks_no_promise(seed):
     assert run(seed).violation == "", f"replay with: python -m simulation --seed {seed} --trace"
 
 
+def without_readers(plan):
+    """As the seed was before there were any."""
+    faults = tuple(fault for fault in plan.faults if fault.kind != "reader")
+    return replace(plan, readers=0, faults=faults)
+
+
 def test_the_code_of_an_ended_process_closes_nothing_that_others_have_opened_since():
     """In this seed a shard is killed while it opens its folder, and its lock's number becomes another one's memory."""
     assert run(605138).violation == ""
 
 
 def test_a_worker_that_dies_before_its_leader_welcomes_it_leaves_no_connection_that_is_heard_again_and_again():
-    assert run(620058).violation == ""
+    assert run(620058, change=without_readers).violation == ""
 
 
 def test_a_host_whose_leader_sends_its_push_again_after_a_move_waits_for_nobody_that_waits_for_that():
@@ -41,7 +47,7 @@ def test_a_host_that_cannot_push_as_one_after_its_stream_broke_gets_no_values_th
 
 
 def test_only_shards_that_could_not_take_a_host_as_one_get_the_push_of_its_leader():
-    assert run(621389).violation == ""
+    assert run(621389, change=without_readers).violation == ""
 
 
 @pytest.mark.parametrize("seed", [621266, 621196])
@@ -77,7 +83,10 @@ def test_eight_shards_and_many_workers_break_no_promise():
     assert outcome.pushes or outcome.replies
 
 
-OF_THEIR_OWN = ("new_job", "full_restart", "host")
+MOVING = {"durable": True, "momentum": 0.0, "wire": "raw", "models": 1, "table": False}
+"""What plans with moves have."""
+
+OF_THEIR_OWN = ("new_job", "full_restart", "host", "reader")
 """Kinds of faults that come beside those of a swarm."""
 
 
@@ -113,8 +122,17 @@ def test_workers_that_end_in_the_middle_of_a_sum_break_no_promise(seed):
     assert run(seed, change=lambda plan: replace(plan, **fixed)).violation == ""
 
 
-def test_a_seed_gives_the_same_history_in_every_process(capfd):
-    arguments = ["--seed", "7", "--trace", *choose([], ["--shards", "2", "--workers", "4", "--steps", "3"])]
+@pytest.mark.parametrize("seed", choose(range(20), range(2)))
+def test_readers_of_published_weights_break_no_promise_whatever_is_killed(seed):
+    kinds = ("reader", "shard_crash", "snapshot_crash", "coordinator_crash", "disk_full", "move", "reader", "mode")
+    faults = tuple(Fault(1.5 + 0.6 * number, kinds[(number + seed) % len(kinds)]) for number in range(14))
+    fixed = {"readers": 2, "converts": True, "faults": faults, "quiet_at": 12.0, "think_seconds": 0.5, **MOVING}
+    assert run(seed, change=lambda plan: replace(plan, **fixed)).violation == ""
+
+
+@pytest.mark.parametrize("seed", ["7", "6"], ids=["alone", "with readers"])
+def test_a_seed_gives_the_same_history_in_every_process(seed, capfd):
+    arguments = ["--seed", seed, "--trace", *choose([], ["--shards", "2", "--workers", "4", "--steps", "3"])]
     done = subprocess.run(
         [sys.executable, "-m", "simulation", *arguments],
         env=os.environ | {"PYTHONHASHSEED": "1"},
