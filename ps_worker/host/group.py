@@ -100,6 +100,13 @@ class HostGroup:
             self._leader.close()
             self._leader = None
 
+    def hand_over(self) -> None:
+        """Take part no more for now: others neither follow this worker nor wait for it, and one of them may lead."""
+        self.leave()
+        self.resign()
+        if self.is_sole:
+            self._folder.resign()
+
     def wait_for_names(self) -> None:
         """Until the processes of this host that are about to join the job have done so; for a moment."""
         deadline = time.monotonic() + CONNECT_SECONDS

@@ -129,9 +129,10 @@ class HostExchange:
 
     def _exchange(self, push: StepPush, streams: Sequence[ShardStream], answers: Answers) -> list[StepSummary]:
         self._until = 0, 0
-        segments = self._own_segments(streams)
-        part = self._group.enter() if segments is not None else None
-        if part is None or segments is None:
+        if (segments := self._own_segments(streams)) is None:
+            self._group.hand_over()
+            return self._alone(push, answers)
+        if (part := self._group.enter()) is None:
             return self._alone(push, answers)
         if isinstance(part, Leader):
             return _as_skipped(push, self._lead(part, push, streams, answers))

@@ -20,8 +20,10 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_worker import Cluster
 from ps_worker import rows as row_optimizers
+from ps_worker.host.folder import HostFolder
 from ps_worker.host.leader import Leader
 from ps_worker.host.memory import LentParameters, LentRows
+from ps_worker.host.messages import HostWorker
 from ps_worker.step import host_exchange
 from ps_worker.step.host_exchange import HostExchange
 from tests.end_to_end.table_training import on_shards, read, steps_of, train
@@ -363,6 +365,33 @@ def test_a_worker_without_shared_memory_says_so_once_and_pushes_by_itself(rounds
     assert_close(found[1], trained([None] * WORKERS, training(), transport="bulk")[1])
     said = [each.getMessage() for each in caplog.records if "no shared memory for the gradients" in each.getMessage()]
     assert len(said) == 1
+
+
+def test_a_leader_without_shared_memory_hands_over_to_another_worker(rounds, monkeypatch):
+    create, lead, led = SharedMemory.create, HostFolder.lead, threading.Event()
+
+    def full(*arguments: Any, **options: Any) -> SharedMemory:
+        if threading.current_thread().name.endswith("_1"):
+            raise OSError(errno.ENOSPC, "no space left")
+        return create(*arguments, **options)
+
+    def first_of_all(folder: HostFolder, worker: HostWorker, revision: int) -> bool:
+        if worker.rank != 1 and not led.is_set():
+            return False
+        leads = lead(folder, worker, revision)
+        if worker.rank == 1:
+            led.set()
+        return leads
+
+    def work(cluster: Cluster) -> list[torch.Tensor]:
+        threading.current_thread().name = f"worker_{cluster.rank}"
+        return training()(cluster)
+
+    monkeypatch.setattr(SharedMemory, "create", full)
+    monkeypatch.setattr(HostFolder, "lead", first_of_all)
+    found = trained([0] * WORKERS, work, transport="bulk")
+    assert {tuple(sorted(made)) for made in rounds} == {(0, 2, 3)}
+    assert_close(found[1], trained([None] * WORKERS, training(), transport="bulk")[1])
 
 
 def test_where_nothing_can_be_lent_every_worker_pushes_by_itself_and_the_log_says_so(rounds, caplog, monkeypatch):

@@ -61,6 +61,8 @@ class VersionReader:
         self._base = base
         self._say_to = say
         self._said = -times.HINT_SECONDS
+        #: Whether the coordinator has answered.
+        self._has_heard = False
         #: A version that turned out to be gone: a newer one is waited for.
         self._gone = 0
         self._id = secrets.token_hex(8)
@@ -90,8 +92,9 @@ class VersionReader:
         """
         attempts: Attempts | None = None
         while True:
-            wait = WAIT_SECONDS if self._what.follow else 0.0
-            answer = self._ask(0, wait)
+            # The first question waits for no version: a coordinator that is not there is found out in its own time.
+            answer = self._ask(0, WAIT_SECONDS if self._what.follow and self._has_heard else 0.0)
+            self._has_heard = True
             if answer.version is None:
                 if answer.finished or not self._what.follow:
                     return None
