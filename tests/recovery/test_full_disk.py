@@ -70,7 +70,8 @@ class SmallDisk:
 
 def test_pushes_wait_for_room_on_a_full_disk_and_training_ends_with_the_bits_of_an_undisturbed_run(launch, small_disk):
     cluster = launch(start=False)
-    shard = cluster.shard(0, data=small_disk.folder)
+    # No snapshot makes room in time.
+    shard = cluster.shard(0, "--log-mb", "1000", "--snapshot-seconds", "1e6", data=small_disk.folder)
     cluster.shards = [shard]
     cluster.start(**small_disk.inside)
     worker = cluster.worker(optimizer="SGD", ballast=BALLAST, steps=STEPS)
