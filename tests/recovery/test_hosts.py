@@ -25,7 +25,6 @@ CASES = list(itertools.product(LEADER + FOLLOWER, ("kill", "stop"), ("async", "s
 SHORT = [
     ("summed", "kill", "async", True),
     ("answered", "kill", "sync", False),
-    ("answered", "stop", "async", False),
     ("deposited", "kill", "sync", True),
     ("before_copy", "stop", "sync", False),
 ]
