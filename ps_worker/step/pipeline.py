@@ -356,8 +356,9 @@ class StepPipeline:
             stream.look_up(part, position, now=lookup.now)
         while not part.arrived:
             if not stream.receive_rows():
-                # Perhaps for a push of a worker of this host, which would wait for one of this worker.
-                self.away(position)
+                # Perhaps for a worker of this host, which would wait for a push of this one there.
+                phase, clock = position
+                self.away((phase, clock + 1))
                 if lookup.position > position and not self._session.lookahead:
                     # They would come after a push that is not made before they are there.
                     stream.drop()
