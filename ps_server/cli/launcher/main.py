@@ -217,7 +217,7 @@ class JobCommand(click.Command):
 @click.option(
     "--per-host/--no-per-host",
     default=None,
-    show_default="PS_PER_HOST; else, on several hosts, in sync",
+    show_default="PS_PER_HOST, else no",
     help="Workers of one host push together: one of them sends the mean of their gradients, and receives the "
     "parameters for all: for a slow network. In async and ssp that is one update per host.",
 )

@@ -103,8 +103,6 @@ class Programs:
     worker_range: WorkerRange | None = None
     #: Workers of one host push together; None: as their environment says.
     per_host: bool | None = None
-    #: Several workers are on one of the several hosts of the job: in sync they push together, unless told otherwise.
-    shares_hosts: bool = False
 
     def command(self, process: ProcessName, coordinator: str) -> list[str]:
         """The argument vector of ``process``. ``coordinator``: host:port, empty until it is known."""
@@ -185,8 +183,6 @@ class Programs:
             }
             if self.per_host is not None and process.part is ProcessRole.WORKER:
                 environment[PER_HOST_VARIABLE] = str(int(self.per_host))
-            elif self.shares_hosts and process.part is ProcessRole.WORKER:
-                environment.setdefault(PER_HOST_VARIABLE, "sync")
             if process in self.addresses:
                 environment.setdefault("PS_METRICS_BIND", self.addresses[process])
             if self.log_format is LogFormat.JSON:
