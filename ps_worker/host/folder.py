@@ -55,7 +55,7 @@ class HostFolder:
             raise
         self.descriptors.add(self._file)
         self._worker = HostWorker(0, 0)
-        #: Models of this worker that meet others here.
+        #: Models of this worker, with those that it steps by itself: it may wait in a step of each.
         self.models = 0
         #: Of the leaders: one that is frozen keeps its lock, and the next one has another.
         self.number = self._newest()
@@ -139,6 +139,12 @@ class HostFolder:
     def pass_over(self) -> None:
         """Who leads is no member any more, and its lock is not waited for: there is another one from now on."""
         self.number += 1
+
+    def end_model(self) -> None:
+        """A model of this worker has ended; without any, another process may lead."""
+        self.models -= 1
+        if not self.models:
+            self.resign()
 
     def resign(self) -> None:
         """Another process may lead."""

@@ -129,9 +129,7 @@ class HostGroup:
         self.resign()
         if not self._is_closed:
             self._is_closed = True
-            self._folder.models -= 1
-            if not self._folder.models:
-                self._folder.resign()
+            self._folder.end_model()
 
     def start(self) -> None:
         """Have others find this worker where it leads."""

@@ -93,6 +93,8 @@ class StepPipeline:
         self._kept_memory = KeptMappings()
         self.shard_map = shard_map
         #: Makes exchanges with the other workers of this host; None: they are made by this worker alone.
+        #: Called once at the end, where others of this host know of this model.
+        self._ends_on_host: list[Callable[[], None]] = []
         self._host = self._host_exchange(flat, gradients, style)
         self._router = RowRouter(shard_map)
         #: One to each shard that has anything of the model.
@@ -419,6 +421,8 @@ class StepPipeline:
             return None
         if not gradients.on_host:
             folder.away(FOREVER)
+            folder.models += 1
+            self._ends_on_host.append(folder.end_model)
             return None
         return HostExchange(self._session, folder, flat, gradients, self.shard_map.spec, style, self._check_waiting)
 
@@ -496,6 +500,8 @@ class StepPipeline:
             self._session.forget(self.interrupt_outdated)
             if self._host is not None:
                 self._host.close()
+            while self._ends_on_host:
+                self._ends_on_host.pop()()
             self._drop()
 
     # -- outages

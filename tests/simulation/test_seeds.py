@@ -1,6 +1,7 @@
 """The real decisions keep their promises through faults, whatever the seed."""
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -44,6 +45,29 @@ def test_a_host_whose_leader_sends_its_push_again_after_a_move_waits_for_nobody_
 
 def test_a_host_that_cannot_push_as_one_after_its_stream_broke_gets_no_values_that_could_be_wrong():
     assert run(622405).violation == ""
+
+
+def test_a_worker_that_waits_in_a_model_that_it_steps_by_itself_is_waited_for_no_longer_than_a_lease():
+    assert run(624501).violation == ""
+
+
+def test_a_worker_that_waits_for_rows_waits_for_nobody_who_waits_for_its_push():
+    """A shard comes back without the last push, and a follower has not opened its stream there again."""
+    drawn = random.Random("snapshot851")
+    kinds = ("shard_crash", "snapshot_crash", "coordinator_crash", "partition", "reader", "disk_full")
+    many = [Fault(drawn.uniform(1.0, 14.0), drawn.choice(kinds)) for _ in range(drawn.randrange(6, 16))]
+    _ = drawn.randrange(1, 4), drawn.random(), drawn.random()
+    changes = {
+        "readers": 0,
+        "faults": tuple(sorted(many, key=lambda fault: fault.time)),
+        "quiet_at": 14.0,
+        "ends_at": 314.0,
+        "think_seconds": drawn.uniform(0.2, 1.5),
+        "durable": False,
+        "snapshot_seconds": 0.7,
+        "standby": False,
+    }
+    assert run(851, change=lambda plan: replace(plan, **changes)).violation == ""
 
 
 def test_only_shards_that_could_not_take_a_host_as_one_get_the_push_of_its_leader():
