@@ -107,7 +107,7 @@ def test_flags_go_before_the_environment(secured):
 
 def test_certificates_that_expire_soon_are_a_note_of_the_check_and_no_failure(secured, monkeypatch, caplog):
     job, folder = secured
-    monkeypatch.setattr(expiry, "LAST_PART", 1.0)
+    monkeypatch.setattr(expiry, "LAST_PART", 2.0)
     wait_until(lambda: job.member(Role.SHARD, 0).stats.certificate_ends > 0)
     at = {"PS_COORDINATOR": job.address, **environment(folder, "viewer")}
     plain = psctl("status", **at)
