@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ps_protocol.cluster.weights import (
+    NAME,
     NOBODY,
     FollowAnswer,
     FollowAsk,
@@ -45,8 +45,6 @@ READER_SECONDS = 90.0
 
 _MOST_LETTERS = 64
 """Of what a reader says of itself."""
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +334,7 @@ def lost_piece(version: WeightsVersion, homes: Mapping[int, ShardHome]) -> str:
 
 def _check_name(name: str) -> None:
     """Raises InvalidRequest."""
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise InvalidRequest(
             "this is no name for what is published",
             expected="1 to 64 letters, digits, '.', '_' and '-', the first not '.' or '-'",

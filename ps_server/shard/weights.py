@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-import re
 import struct
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -22,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import ClusterView
+from ps_protocol.cluster.weights import NAME
 from ps_protocol.errors import DamagedData, InvalidRequest, PsError, Unavailable, VersionGone
 from ps_protocol.files import full_disk, make_private_folder, replacing
 from ps_protocol.logs import EventLogger
@@ -47,8 +47,6 @@ _FOOTER = struct.Struct("<4sI16s")
 """At the end of a piece's file: the length of its manifest, which stands before it, and its checksum."""
 
 _PART_BYTES = 1 << 20
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 BULK_BYTES = 1 << 20
 """Payloads from this size on may go over a side channel: to open one takes about a millisecond."""
@@ -110,10 +108,7 @@ class PieceForm:
                 tensor.checksum = xxhash.xxh3_128_digest(part)
             parts.append(part)
         data = np.empty(sum(map(len, parts)), np.uint8)
-        at = 0
-        for part in parts:
-            data[at : at + len(part)] = np.frombuffer(part, np.uint8)
-            at += len(part)
+        _fill(data, parts)
         return PieceForm.of(manifest, data.data)
 
 
@@ -275,7 +270,7 @@ class HeldWeights:
 
     async def take(self, model: ShardModel, name: str, number: int, kept: Collection[int]) -> None:
         """Hold what ``model``, which is paused, has now, and begin to write it. Versions that are not ``kept`` go."""
-        if not _NAME.fullmatch(name) or not 0 < number < 1 << 63:
+        if not NAME.fullmatch(name) or not 0 < number < 1 << 63:
             raise InvalidRequest("this is no name and number of a version", actual=f"{name[:100]!r}, {number}")
         # Before the new file is there: one of the same number that was not committed goes, too.
         self.keep(name, kept)
@@ -377,10 +372,7 @@ class HeldWeights:
         pieces = region.pieces([(span.begin, span.end) for span in spans])
         if path is None:
             data = self._memory.take(sum(map(len, pieces)))
-            at = 0
-            for piece in pieces:
-                data[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-                at += len(piece)
+            _fill(data, pieces)
             copied()
             at = 0
             for tensor, piece in zip(manifest.tensors, pieces, strict=True):
@@ -596,6 +588,14 @@ def read_file(path: Path) -> PieceForm:
                 f"{path} is no piece of a published version: {error}",
                 remedy="remove it: readers get the next version whole",
             ) from error
+
+
+def _fill(data: npt.NDArray[np.uint8], parts: Sequence[memoryview]) -> None:
+    """Put ``parts`` into ``data``, end to end."""
+    at = 0
+    for part in parts:
+        data[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
 
 
 def _failed(task: asyncio.Task[PieceForm] | asyncio.Task[VersionLink | None]) -> bool:
