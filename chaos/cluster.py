@@ -1,4 +1,4 @@
-"""The cluster of one run: a coordinator, shards and workers, with a link to cut between each two roles."""
+"""The cluster of one run: coordinator, shards, workers and a relay of weights, with a link to cut between each two."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.plan import Targets
-from chaos.processes import Process, free_port
+from chaos.processes import Process
 from chaos.proxy import Proxy
+from chaos.readers import NAME
 from chaos.training import read_counter
 from ps_protocol.client.worker_requests import LostServer, WorkerRequests
+from ps_protocol.launch.ports import free_port
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
@@ -60,18 +62,21 @@ class Cluster:
         shards = {f"shard {n}": f"127.0.0.1:{free_port()}" for n in range(size.shards)}
         #: What stands between a role and the coordinator, or between all workers and a shard.
         self.links = {f"workers–{name}": Proxy(address) for name, address in shards.items()}
-        callers = [*shards, *(f"worker {n}" for n in range(size.workers))]
+        callers = [*shards, "relay", *(f"worker {n}" for n in range(size.workers))]
         self.links |= {f"{name}–coordinator": Proxy(self.address) for name in callers}
         self.coordinator = self._process(
             "coordinator", lambda life: self._coordinator(), **self.settings("coordinator").environment
         )
         self.shards = [self._shard(n, name, address) for n, (name, address) in enumerate(shards.items())]
         self.workers = [self._worker(n) for n in range(size.workers)]
+        #: Of the relay.
+        self.relay_address = f"127.0.0.1:{free_port()}"
+        self.relay = self._relay()
 
     @property
     def processes(self) -> dict[str, Process]:
         """All of them, by name."""
-        return {process.name: process for process in (self.coordinator, *self.shards, *self.workers)}
+        return {process.name: process for process in (self.coordinator, *self.shards, *self.workers, self.relay)}
 
     def targets(self, disk: str | None) -> Targets:
         """What faults can hit."""
@@ -147,6 +152,12 @@ class Cluster:
         told |= self.settings("worker", AccessRole.WORKER).environment
         how = str(self.size.step_seconds), self.size.transport
         return self._process(name, lambda life: ("-m", "chaos.training", str(self._counter(name, life)), *how), **told)
+
+    def _relay(self) -> Process:
+        where = ("weights", "relay", NAME, "--port", self.relay_address.rpartition(":")[2], "--metrics-port", "off")
+        whom = ("--coordinator", self.links["relay–coordinator"].address)
+        command = ("-c", "from ps_server.entry import psctl; psctl()", *whom, *where)
+        return self._process("relay", lambda life: command, **self.settings("relay").environment)
 
     def _counter(self, name: str, life: int) -> Path:
         return self.folder / f"{name.replace(' ', '-')}-{life}.steps"

@@ -23,9 +23,6 @@ from ps_protocol.security.roles import AccessRole
 PATIENCE_SECONDS = 90.0
 """How long a cluster may take to start, and to recover from its last fault."""
 
-READERS = 2
-"""Of published weights."""
-
 _LOOK_SECONDS = 0.05
 
 
@@ -82,7 +79,8 @@ class Run:
         cluster.start()
         self._until(lambda: all(cluster.steps), "the first steps of all workers")
         security = cluster.settings("reader", AccessRole.READER)
-        readers = [Reader(cluster.address, security, None) for _ in range(READERS)]
+        # One asks the job, one a relay that follows it.
+        readers = [Reader(address, security, None) for address in (cluster.address, cluster.relay_address)]
         for reader in readers:
             reader.start()
         begun, before = time.monotonic(), sum(cluster.steps)

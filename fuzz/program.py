@@ -18,12 +18,13 @@ from pathlib import Path
 import psutil
 from google.protobuf.message import Message
 
-from chaos.processes import Process, free_port
+from chaos.processes import Process
 from chaos.training import read_counter
 from fuzz.attack import Attack, Tally, attack_sockets
 from fuzz.identity import Identity
 from fuzz.messages import Generator
 from ps_protocol import PROTOCOL_VERSION
+from ps_protocol.launch.ports import free_port
 from ps_protocol.v1 import coordinator_pb2, shard_pb2
 
 ROLES = ("coordinator", "shard", "socket")

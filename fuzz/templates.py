@@ -37,6 +37,14 @@ def calls(identity: Identity) -> Mapping[str, Sequence[Message]]:
         "Barrier": [control.BarrierRequest(phase=0, **me)],
         "LeaseData": [
             control.LeaseDataRequest(dataset="data", length=1000, epoch=0, lease_items=10, sequence=1, **me),
+            control.LeaseDataRequest(
+                dataset="data",
+                length=1000,
+                lease_items=10,
+                sequence=2,
+                held=control.HeldItems(spans=[control.ItemSpan(begin=0, end=10)]),
+                **me,
+            ),
         ],
         "Pull": [pb.PullRequest(**model)],
         "Save": [pb.SaveRequest(slices=[0], **model)],

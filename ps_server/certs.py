@@ -33,6 +33,7 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 AUTHORITY = "ca"
 COORDINATOR = "coordinator"
+RELAY = "relay"
 TOKENS = "tokens"
 
 CLIENTS = (AccessRole.ADMIN, AccessRole.WORKER, AccessRole.READER, AccessRole.VIEWER)
@@ -231,6 +232,8 @@ class CertificateFolder:
         made = [*self._write_pair(COORDINATOR, pair)]
         for number in range(shards):
             made += self._issue_shard(authority, number, hosts, days)
+        # A server for readers, which is itself a reader of the job.
+        made += self._write_pair(RELAY, authority.issue(f"{AccessRole.READER.value}/{RELAY}", _names(hosts), days))
         for role in CLIENTS:
             made += self._write_pair(role.value, authority.issue(f"{role.value}/{role.value}", (), days))
         return made

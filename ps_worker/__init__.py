@@ -47,6 +47,7 @@ from ps_protocol.errors import (
     Unavailable,
     UnknownModel,
     UnknownShard,
+    UnknownVersion,
     UnsupportedOptimizer,
     VersionGone,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "Unavailable",
     "UnknownModel",
     "UnknownShard",
+    "UnknownVersion",
     "UnsupportedOptimizer",
     "Version",
     "VersionGone",

@@ -31,6 +31,7 @@ from ps_worker.publishing import Publishing
 from ps_worker.session.reporting import plain_metrics
 from ps_worker.session.session import Session
 from ps_worker.session.terminate import Terminated, leave_reason, warn_of_no_step
+from ps_worker.step.remote_model import RemoteModel
 from ps_worker.step.summary import StepSettings, Writes
 from ps_worker.tables import converted, modules
 from ps_worker.tables.prefetch import BatchIds, Prefetch
@@ -60,7 +61,7 @@ class Cluster:
         session.check_own_servers = embedded.check if embedded is not None else session.check_own_servers
         self._models = TrainedModels(session, name or "model")
         self._collectives = Collectives(session, self._models)
-        self._publishing = Publishing(session)
+        self._publishing = Publishing(session, self._models.keep_open)
         self._datasets = Datasets(session, self._models.idle, f"{name}-data" if name else "data")
         #: This process has left the job; it has called ``follow``, as workers may do too.
         self._left = self._followed = False
@@ -514,9 +515,12 @@ class Cluster:
             source: Optimizer of the model, or the module. None: the only model of this worker.
             step: Number of the training step, for readers; it is not interpreted.
             metadata: More for readers: what JSON has, 16 KiB at most.
-            keep: How many versions are kept. Older ones are removed, unless they are pinned or being read.
+            keep: How many versions are kept, 1000 at most, and fewer with much metadata: 4 MB of it in all. Older ones
+                are removed, unless they are pinned or being read.
             wait: Return when the version is committed. False: as soon as all shards have taken it, while they write it.
-                If a shard is lost before it is committed, the log says so, and its number goes to the next version.
+                If it cannot be written after that, there is no such version, and its number goes to the next one. The
+                next call of ``publish`` then raises why, and publishes nothing; where a server was lost meanwhile it
+                publishes. A clean end of the job raises both.
 
         Returns:
             The number of the version: 1, 2, 3, …
@@ -526,21 +530,14 @@ class Cluster:
                 is a part of a model.
             Unavailable: A shard or the coordinator stays away.
             NotReady: The model has no values yet.
-            StorageFull: With ``wait``: a shard has no room for it.
+            StorageFull: A shard has no room for it or, without ``wait``, had none for the one before.
             PermissionDenied: This process may not publish.
             Fenced: This process has lost its place in the job.
         """
         self._workers_only("publish()", "a worker publishes; ps_worker.subscribe(name) reads")
         model = self._models.find(source)
         if isinstance(source, torch.nn.Module):
-            missing = set(map(id, model.parameters)).difference(map(id, source.parameters()))
-            if missing:
-                raise InvalidRequest(
-                    f"a part of model '{model.name}' cannot be published",
-                    expected=f"the module with all {len(model.parameters)} of its parameters",
-                    actual=f"a {type(source).__name__} that lacks {len(missing)} of them",
-                    remedy="publish the whole model; readers take what they need from version.tensors()",
-                )
+            _check_whole(model, source)
         model.finish()
         return self._publishing.publish(name, model.name, step, metadata, keep, wait=wait)
 
@@ -573,6 +570,7 @@ class Cluster:
             InvalidRequest: The numbers do not fit the job.
             NotReady: A shard stays missing, or a checkpoint or a move takes too long; the mode is as before.
         """
+        self._models.keep_open()
         self._session.set_consistency(
             Consistency.of(
                 mode,
@@ -654,3 +652,22 @@ class Cluster:
     def _workers_only(self, call: str, remedy: str) -> None:
         if self._session.config.role is not Role.WORKER:
             raise ConfigError(f"an evaluator called {call}", expected="worker", actual=self.role, remedy=remedy)
+
+
+def _check_whole(model: RemoteModel, source: torch.nn.Module) -> None:
+    """Raises InvalidRequest for a module inside the one that ``model`` was declared from: its names are others."""
+    names = {id(parameter): name for name, parameter in source.named_parameters()}
+    missing = [parameter for parameter in model.parameters if id(parameter) not in names]
+    inside = [
+        name
+        for name, parameter in zip(model.parameter_names, model.parameters, strict=True)
+        if name.endswith(f".{names.get(id(parameter), name)}")
+    ]
+    if missing or inside:
+        lacks = f"lacks {len(missing)} of them" if missing else f"is inside it, where they are named '{inside[0]}', …"
+        raise InvalidRequest(
+            f"a part of model '{model.name}' cannot be published",
+            expected=f"the module with all {len(model.parameters)} of its parameters",
+            actual=f"a {type(source).__name__} that {lacks}",
+            remedy="publish the whole model; readers take what they need from version.tensors()",
+        )

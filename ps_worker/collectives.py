@@ -52,7 +52,7 @@ class Collectives:
     def all_gather(self, tensor: torch.Tensor, *, name: str = "default", section: int = 0) -> list[torch.Tensor]:
         """See ``Cluster.all_gather``."""
         _check_tensor(tensor, "all_gather")
-        return [each.to(tensor.device) for each in self._gather("all_gather", tensor, name, section).values()]
+        return [each.to(tensor.device) for each in self._tensors("all_gather", tensor, name, section).values()]
 
     def all_reduce(
         self, tensor: torch.Tensor, reduction: str = "mean", *, name: str = "default", section: int = 0
@@ -70,13 +70,14 @@ class Collectives:
                 actual=str(tensor.dtype),
                 remedy="give tensor.float(), or reduce with 'sum'",
             )
-        parts = self._gather(f"all_reduce {reduction}", tensor, name, section)
+        parts = self._tensors(f"all_reduce {reduction}", tensor, name, section)
         for rank, part in parts.items():
             if (part.shape, part.dtype) != (tensor.shape, tensor.dtype):
                 raise InvalidRequest(
                     "all_reduce() of tensors that differ between workers",
                     expected=f"{tuple(tensor.shape)} of {tensor.dtype}, as this worker's",
                     actual=f"{tuple(part.shape)} of {part.dtype} from worker {rank}",
+                    remedy="reduce, or log in a trainer, the same values on every worker",
                 )
         return _REDUCTIONS[reduction](torch.stack(list(parts.values()))).to(tensor.device)
 
@@ -100,6 +101,10 @@ class Collectives:
     def _gather(self, call: str, value: Any, name: str, section: int = 0) -> dict[int, Any]:
         payloads = self._exchange(encode_value(call, value), name, section)
         return {rank: decode_value(payload, call, rank) for rank, payload in payloads.items()}
+
+    def _tensors(self, call: str, tensor: torch.Tensor, name: str, section: int) -> dict[int, torch.Tensor]:
+        payloads = self._exchange(encode_value(call, tensor), name, section)
+        return {rank: decode_tensor(payload, call, rank) for rank, payload in payloads.items()}
 
     def _exchange(self, payload: bytes, name: str, section: int = 0) -> Mapping[int, bytes]:
         if self._session.config.role is not Role.WORKER:
@@ -157,6 +162,14 @@ def decode_value(payload: bytes, call: str, rank: int) -> Any:
         return json.loads(value.json) if value.tensor is None else _tensor_of(value.tensor)
     except (DecodeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"worker {rank} gave no value to {call}", actual=repr(error)[:200]) from error
+
+
+def decode_tensor(payload: bytes, call: str, rank: int) -> torch.Tensor:
+    """As ``decode_value``, which also raises InvalidRequest for what is no tensor."""
+    value = decode_value(payload, call, rank)
+    if not isinstance(value, torch.Tensor):
+        raise InvalidRequest(f"worker {rank} gave no tensor to {call}", actual=repr(value)[:80])
+    return value
 
 
 def _bytes_of(tensor: torch.Tensor) -> TensorBytes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.logs import EventLogger
+from ps_protocol.records import from_plain, to_plain
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
 
@@ -139,7 +140,7 @@ class CommonValues:
             self._session.consistency.in_lockstep,
             self._process,
         )
-        return {rank: _report_of(value, rank) for rank, value in gather(asdict(own)).items()}
+        return {rank: _report_of(value, rank) for rank, value in gather(to_plain(own)).items()}
 
     def _take_lowest(
         self, models: Sequence[RemoteModel], gather: Gather, reports: Mapping[int, ParameterReport], place: str
@@ -169,16 +170,11 @@ class CommonValues:
 def _report_of(value: Any, rank: int) -> ParameterReport:
     """Return the report of worker ``rank``. Raises InvalidRequest where its script made another call."""
     try:
-        report = ParameterReport(**value)
-    except TypeError:
-        report = None
-    if report is None or any(
-        type(getattr(report, each)) is not type(getattr(ParameterReport(), each)) for each in ParameterReport.__slots__
-    ):
+        return from_plain(ParameterReport, value)
+    except (LookupError, TypeError) as error:
         raise InvalidRequest(
             "workers make different collective calls at the same place of their scripts",
             expected="the beginning of an evaluation, or the end of a training, as this worker",
             actual=f"{value!r:.80} by worker {rank}",
             remedy="have every worker make the same calls of its trainer in the same order",
-        )
-    return report
+        ) from error

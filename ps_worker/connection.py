@@ -1,7 +1,10 @@
-"""``connect``: how a training script comes into its job."""
+"""``connect``: how a training script comes into its job; and ``connected``, the connection of a process that runs
+trainers of other libraries.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from typing import Literal
@@ -112,3 +115,38 @@ def connect(
         if embedded is not None:
             embedded.close()
         raise
+
+
+_joined: dict[int, Cluster] = {}
+"""The connection of this process, by its number, which trainers of other libraries share."""
+
+_failure: BaseException | None = None
+"""What ended the last run of such a trainer, if it did not end well."""
+
+
+def connected() -> Cluster:
+    """Join the job from the environment, once, and leave it when the process ends. What ended an earlier trainer's run
+    is no reason to leave any more: the script goes on. Raises what ``connect`` raises.
+    """
+    note_failure(None)
+    cluster = _joined.get(os.getpid())
+    if cluster is None or cluster._left:
+        cluster = _joined[os.getpid()] = connect()
+        cluster.__enter__()
+        atexit.register(leave)
+    return cluster
+
+
+def note_failure(error: BaseException | None) -> None:
+    """Keep what ended the run of a trainer: the reason with which this process leaves its job."""
+    global _failure
+    _failure = error
+
+
+def leave() -> None:
+    """Leave the job that ``connected`` has joined in this process. Safe to repeat."""
+    cluster = _joined.pop(os.getpid(), None)
+    if cluster is not None:
+        # What Python reported as uncaught ended the script.
+        error = _failure or getattr(sys, "last_value", None)
+        cluster.__exit__(type(error) if error else None, error, None)

@@ -1,11 +1,14 @@
-"""Follows a table of a running job from outside: an iterator of changes with a cursor, and a copy that applies them."""
+"""Follows a table of a running job from outside: an iterator of changes with a cursor, and a copy that applies them and
+says when it has the rows of a published version.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -16,8 +19,8 @@ import numpy.typing as npt
 import xxhash
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.errors import DamagedData, InvalidRequest
-from ps_protocol.feed.cursor import Cursor, load_cursor, save_cursor
+from ps_protocol.errors import DamagedData, InvalidRequest, NotReady, PsError, Unavailable
+from ps_protocol.feed.cursor import Cursor, Cursors, load_cursor, save_cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
 from ps_protocol.files import PUBLIC_MODE, replacing
 from ps_protocol.model.ids import buckets_of
@@ -123,7 +126,8 @@ class TableCopy:
 
     One thread applies changes and saves the copy. ``rows``, ``has``, ``ids`` and ``len``, the number of rows, may be
     called in any thread meanwhile: they wait for a part of a change at most, and each row is as it was before or after
-    it. The copy equals the rows on the shards once a change that is ``whole`` was applied.
+    it. The copy equals the rows on the shards once a change that is ``whole`` was applied; with ``wait_for`` any thread
+    waits until it has the rows of a published version.
     """
 
     def __init__(self) -> None:
@@ -135,6 +139,16 @@ class TableCopy:
         self._ids: Ids = np.empty(_FIRST_ROWS, np.int64)
         self._rows: Floats = np.empty((_FIRST_ROWS, 0), np.float32)
         self._slots = np.full(2 * _FIRST_ROWS, -1, np.int64)
+        #: Held while anything below or ``cursor`` changes; notified then.
+        self._news = threading.Condition()
+        #: A change was applied: the cursor is not that of a file, which may be of an earlier job.
+        self._has_applied = False
+        #: The epoch of the shard map of the last change that was whole.
+        self._whole_epoch = 0
+        #: What ``follow`` follows; empty: it was not called.
+        self._table = ""
+        #: How ``follow`` ended: its error, or True; None: it has not.
+        self._ended: BaseException | bool | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -161,7 +175,113 @@ class TableCopy:
             self._remove(ids[marked[buckets_of(ids, marked.size)]])
         self._remove(change.deleted)
         self._write(change.ids, change.rows)
-        self.cursor = change.cursor
+        with self._news:
+            self.cursor, self._has_applied = change.cursor, True
+            if change.whole:
+                self._whole_epoch = int(change.cursor.get("epoch", 0))
+            self._news.notify_all()
+
+    def follow(
+        self,
+        coordinator: str | None,
+        table: str,
+        model: str = "model",
+        *,
+        with_state: bool = False,
+        reconnect_timeout_seconds: float | None = None,
+        security: SecuritySettings | None = None,
+    ) -> None:
+        """Apply the changes of a table from where this copy is, until the job ends: what a thread of its own calls.
+
+        The arguments are those of ``follow_table``.
+
+        Raises:
+            UnknownModel: The job has no such model.
+            InvalidRequest: The model has no such table, or this is the copy of another one.
+            Unavailable: Coordinator or shards did not answer in time.
+        """
+        with self._news:
+            self._table, self._ended = table, None
+        ended: BaseException | bool = True
+        try:
+            for change in follow_table(
+                coordinator,
+                table,
+                model,
+                self.cursor,
+                with_state=with_state,
+                reconnect_timeout_seconds=reconnect_timeout_seconds,
+                security=security,
+            ):
+                self.apply(change)
+        except BaseException as error:
+            ended = error
+            raise
+        finally:
+            with self._news:
+                self._ended = ended
+                self._news.notify_all()
+
+    def wait_for(self, tables: Mapping[str, Cursor], timeout_seconds: float | None = None) -> None:
+        """Wait until this copy has every row of a published version as the version has its weights, or newer.
+
+        Another thread applies changes meanwhile. Rows that have been trained since are newer than the weights.
+
+        Args:
+            tables: ``tables`` of a version of ``ps_worker.subscribe``, from which the copy takes its own table.
+            timeout_seconds: The longest wait. None: until the copy has come so far.
+
+        Raises:
+            NotReady: The copy has not come so far in time. It may be called again.
+            InvalidRequest: The version has no such table, or is of another job or model.
+            StateLost: A shard has lost updates that the version has, so the copy will never have them. The next version
+                fits.
+            Unavailable: ``follow`` has ended before: the job is over, or the copy was not in time.
+            UnknownModel: ``follow`` has ended with it; so with its other errors.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with self._news:
+            while not self._has_reached(tables):
+                if self._ended is not None:
+                    raise self._end()
+                left = None if deadline is None else deadline - time.monotonic()
+                if (left is not None and left <= 0) or not self._news.wait(left):
+                    raise NotReady(
+                        f"the copy of table '{self._name}' has not come to the version in {timeout_seconds:g} s",
+                        variable=self._name,
+                        remedy="see that a thread applies its changes, or wait longer",
+                    )
+
+    @property
+    def _name(self) -> str:
+        return self._table or str((self.cursor or {}).get("table", ""))
+
+    def _has_reached(self, tables: Mapping[str, Cursor]) -> bool:
+        if not (name := self._name):
+            return False
+        if name not in tables:
+            raise InvalidRequest(
+                f"the version has no table '{name}', of which this is a copy",
+                variable=name,
+                expected=", ".join(sorted(tables)) or "a version of a model with tables",
+                remedy="subscribe to weights of the model that has the table",
+            )
+        if self.cursor is None or not self._has_applied:
+            return False
+        model = str(self.cursor.get("model", ""))
+        here = Cursors.of(self.cursor, model, name)
+        return here.has_reached(Cursors.of(tables[name], model, name), self._whole_epoch)
+
+    def _end(self) -> BaseException:
+        if isinstance(self._ended, PsError):
+            return self._ended
+        found = Unavailable(
+            f"the copy of table '{self._name}' does not follow it any more, and has not come to the version",
+            variable=self._name,
+            actual="the job is over" if self._ended is True else repr(self._ended)[:200],
+        )
+        found.__cause__ = self._ended if isinstance(self._ended, BaseException) else None
+        return found
 
     def rows(self, ids: npt.ArrayLike, missing: float = 0.0) -> Floats:
         """Return the rows of some ids.

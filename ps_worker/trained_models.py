@@ -158,6 +158,13 @@ class TrainedModels:
         for model in self:
             model.arrive(self._session.phase)
 
+    def keep_open(self) -> None:
+        """Open streams that have ended, between two steps. A shard that was started again may have forgotten pushes of
+        this worker, and what has all shards at one point would wait for them. Raises PsError.
+        """
+        for model in self:
+            model.keep_open()
+
     def pull(self) -> None:
         """Take the newest parameters of each model. Raises PsError."""
         for model in self:

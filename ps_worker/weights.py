@@ -11,8 +11,10 @@ from typing import Any, Self
 
 import torch
 
+from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest, ModelMismatch
+from ps_protocol.cluster.weights import check_name, number_of
+from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest, ModelMismatch, Retryable, UnknownVersion
 from ps_protocol.feed.cursor import Cursor
 from ps_protocol.model.spec import DType, Kind
 from ps_protocol.security.roles import AccessRole
@@ -69,7 +71,10 @@ class Version:
         return self._whole.tables
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return all parameters and buffers by name, on the CPU. They are not to be written to."""
+        """Return all parameters and buffers by name, on the CPU. They are not to be written to.
+
+        A tensor that has several names in the model (tied weights) is there once, under the first of them.
+        """
         tensors = {}
         for variable in self._whole.variables:
             dtype, data = getattr(torch, variable.dtype.value), self._whole.values[variable.name]
@@ -82,6 +87,7 @@ class Version:
 
         Args:
             model: A module, or anything that a torch optimizer takes, of the names, shapes and dtypes of the version.
+                Of a wrapper that puts its own name before them, such as AveragedModel, the ``module`` inside.
 
         Raises:
             ModelMismatch: It is another model; the message names each difference, and nothing was changed.
@@ -91,14 +97,16 @@ class Version:
         own = bind(read_groups(source, may_be_empty=True), module)
         targets = dict(zip((v.name for v in own.variables), (*own.parameters, *own.buffer_values()), strict=True))
         self._check(targets, has_buffers=module is not None)
-        with torch.no_grad():
-            for name, value in self.tensors().items():
-                if name in targets:
-                    target, bits = targets[name].detach(), _BITS.get(value.element_size())
-                    if bits is None:
-                        target.copy_(value)
-                    else:
-                        target.view(bits).copy_(value.view(bits))
+        copied: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        for name, value in self.tensors().items():
+            if name in targets:
+                target, bits = targets[name].detach(), _BITS.get(value.element_size())
+                copied.append(target if bits is None else target.view(bits))
+                values.append(value if bits is None else value.view(bits))
+        if copied:
+            # One call: Ctrl-C comes before or after it, and never leaves parts of two versions.
+            torch._foreach_copy_(copied, values)
 
     def _check(self, targets: Mapping[str, torch.Tensor], *, has_buffers: bool) -> None:
         differences, known = [], set()
@@ -133,10 +141,10 @@ class Version:
 
 
 class Subscription(Iterator[Version]):
-    """The versions of one name, newest first come: what ``subscribe`` returns. Used from one thread.
+    """The versions of one name, newest first come: what ``subscribe`` returns. Used from one thread; any may close it.
 
     Versions between the one that the reader has and the newest are skipped. The iteration ends when the job is
-    finished, or with the newest version where ``follow`` is False.
+    finished, when it is closed, or after one version where ``follow`` is False.
     """
 
     def __init__(self, reader: VersionReader, client: CoordinatorClient, cache: Path | None, first: Version | None):
@@ -148,6 +156,7 @@ class Subscription(Iterator[Version]):
         #: Nothing was received yet: what the reader has, it has from the cache, which may be that of an earlier job.
         self._has_cached = first is not None
         self._closed = False
+        self._pid = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -161,24 +170,32 @@ class Subscription(Iterator[Version]):
         return self
 
     def __next__(self) -> Version:
+        self._check_process()
         if self._closed:
             raise StopIteration
         if (first := self._first) is not None:
             self._first = None
-            return first
+            if self._is_of_job(first):
+                return first
         try:
-            whole = self._reader.next()
-        except InvalidRequest as error:
-            if not self._has_cached:
+            whole = self._next()
+        except (Retryable, ValueError):  # gRPC raises the latter for a channel that another thread closes
+            if not self._closed:
                 raise
-            log.warning("waiting", "the cache is of another job, and is not used any more: %s", error)
-            self._has_cached = False
-            self._reader.forget()
-            whole = self._reader.next()
+            raise StopIteration from None
         if whole is None:
             self.close()
             raise StopIteration
         return self._keep(whole)
+
+    def _next(self) -> WholeVersion | None:
+        try:
+            return self._reader.next()
+        except UnknownVersion as error:
+            if not self._has_cached:
+                raise
+            self._drop_cached(error)
+            return self._reader.next()
 
     def fetch(self, number: int) -> Version:
         """Return one version, which need not be the newest; the iteration goes on above it.
@@ -188,9 +205,11 @@ class Subscription(Iterator[Version]):
 
         Raises:
             VersionGone: It was removed, or a part of it is lost.
-            InvalidRequest: There has been no such version.
+            UnknownVersion: There has been no such version.
             Unavailable: Coordinator or shards did not answer in time.
         """
+        self._check_process()
+        number = _number(number, 1)
         self._first = None
         return self._keep(self._reader.fetch(number))
 
@@ -208,12 +227,43 @@ class Subscription(Iterator[Version]):
         """Bytes received as whole pieces so far."""
         return self._reader.received.full_bytes
 
+    @property
+    def saved_bytes(self) -> int:
+        """How many more bytes it would have received so far without deltas."""
+        return self._reader.received.saved_bytes
+
     def close(self) -> None:
         """End. Safe to repeat."""
-        if not self._closed:
+        if not self._closed and os.getpid() == self._pid:
             self._closed = True
             self._reader.close()
             self._client.close()
+
+    def _check_process(self) -> None:
+        """Raises InvalidRequest in a forked child: its connections are those of its parent, and do not answer."""
+        if os.getpid() != self._pid:
+            raise InvalidRequest(
+                "a forked process cannot use the subscription of its parent",
+                expected=f"process {self._pid}",
+                actual=f"process {os.getpid()}",
+                remedy="subscribe in the process that reads; start it with the method spawn",
+            )
+
+    def _is_of_job(self, cached: Version) -> bool:
+        """Ask the coordinator; while it does not answer, the cached version counts as one of the job."""
+        try:
+            self._reader.check(times.BRIEF_CALL_SECONDS)
+        except UnknownVersion as error:
+            self._drop_cached(error)
+            return False
+        except Retryable as error:
+            log.warning("waiting", "version %d is that of the cache: %s", cached.number, error)
+        return True
+
+    def _drop_cached(self, error: UnknownVersion) -> None:
+        log.warning("waiting", "the cache is of another job, and is not used any more: %s", error)
+        self._has_cached = False
+        self._reader.forget()
 
     def _keep(self, whole: WholeVersion) -> Version:
         self._has_cached = False
@@ -249,9 +299,9 @@ def subscribe(
         coordinator: Address of the coordinator, host:port. None: ``PS_COORDINATOR``.
         dtype: Floating-point values are converted to it by the shards, which send less. None: as they are.
         cache: Folder for the last version. A reader that is started again yields it first, unless ``have`` names it,
-            and receives only what has changed since. Each job has a folder of its own; a version that is newer than
-            those of the job is dropped, with a warning, where the job says so.
-        follow: Wait for newer versions. False: end after the newest.
+            also while the coordinator does not answer, and receives only what has changed since. A version of another
+            job is dropped, with a warning.
+        follow: Wait for newer versions. False: end after the one that is the newest now.
         reconnect_timeout_seconds: How long to wait for shards and a coordinator that do not answer. None:
             ``PS_RECONNECT_TIMEOUT``, else 60 s.
         security: TLS and tokens. None: from the environment.
@@ -260,12 +310,16 @@ def subscribe(
         An iterator of versions, which may be used as a context.
 
     Raises:
-        InvalidRequest: The job has never had version ``have``, or shards do not convert to ``dtype``.
+        UnknownVersion: The job has never had version ``have``, or that of ``cache`` any more.
+        InvalidRequest: It is no name, shards do not convert to ``dtype``, or a relay does not serve the name.
+        ConfigError: ``dtype`` is no floating-point dtype, or ``cache`` no folder that can be made.
         Unavailable: Coordinator or shards did not answer in time.
+        Unauthenticated: The coordinator does not know this process, or one of the two does not speak TLS.
         DamagedData: A version that was received whole is not as it was committed.
     """
-    if have is not None and have < 0:
-        raise InvalidRequest("a version has a number from 1", expected="have=None for none", actual=str(have))
+    check_name(name)
+    if have is not None:
+        have = _number(have, 0)
     config = WorkerConfig.from_environment(
         os.environ,
         coordinator=coordinator,
@@ -278,8 +332,8 @@ def subscribe(
     kept = None if folder is None else _cached(folder, name, dtype)
     if kept is not None and have is not None and kept.number != have:
         kept = None
-    bulk = config.transport != "grpc"
-    what = Reading(name, _dtype(dtype), config.reconnect_timeout_seconds, follow, bulk)
+    bulk, maps = config.transport != "grpc", config.transport in ("auto", "shm")
+    what = Reading(name, _dtype(dtype), config.reconnect_timeout_seconds, follow, bulk, maps)
     client = CoordinatorClient(config.coordinator, Security(config.security, AccessRole.READER))
     reader = VersionReader(
         client, what, have=kept.number if kept else have or 0, base=kept, say=partial(log.warning, "waiting")
@@ -293,20 +347,39 @@ def _dtype(dtype: torch.dtype | None) -> DType | None:
         return None
     name = str(dtype).removeprefix("torch.")
     found = next((each for each in DType if each.value == name), None)
-    if found is None or not dtype.is_floating_point:
+    if found is None or not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigError(
-            "weights are not converted to this dtype", expected="float32, float64, float16, bfloat16", actual=name
+            "weights are not converted to this dtype", expected="torch.float32, float64, float16, bfloat16", actual=name
         )
     return found
 
 
 def _cached(folder: Path, name: str, dtype: torch.dtype | None) -> WholeVersion | None:
-    """The version in the cache; a file that is damaged, or of another dtype, counts as none."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The version in the cache; a file that is damaged, of another name, or of another dtype, counts as none.
+
+    Raises ConfigError where the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the cache {folder} is no folder, and cannot be made: {error.strerror}",
+            remedy="give a folder that can be written",
+        ) from error
     try:
         kept = WholeVersion.load(folder / f"{name}.{_CACHE_FILE}")
     except DamagedData as error:
         log.warning("waiting", "the cache of '%s' is not used: %s", name, error)
         return None
     wanted = "" if dtype is None else str(dtype).removeprefix("torch.")
-    return kept if kept is not None and kept.dtype == wanted else None
+    return kept if kept is not None and (kept.name, kept.dtype) == (name, wanted) else None
+
+
+def _number(given: int, least: int) -> int:
+    """Raises InvalidRequest."""
+    number = number_of(given)
+    if number is None or number < least:
+        raise InvalidRequest(
+            "versions have numbers from 1", expected="a whole number; have=None for none", actual=repr(given)[:100]
+        )
+    return number

@@ -173,6 +173,23 @@ class Faults:
                 self._processes.kill_reader(reader)
         return bool(readers)
 
+    def _relay(self) -> bool:
+        """It is killed, stands still, or is cut off from shards, and perhaps from the coordinator."""
+        if (relay := self._processes.relay) is None:
+            return False
+        match self._random.choice(("kill", "kill", "stop", "cut", "cut")):
+            case "kill":
+                self._processes.kill_relay()
+            case "stop":
+                self._stop(relay.process)
+            case _:
+                names = [shard.process.name for shard in self._processes.live_shards]
+                few = self._random.sample(names, self._random.randrange(len(names) + 1))
+                others = frozenset(few or [*names, "coordinator"])
+                until = self._kernel.now + self._until(15.0)
+                self._network.part(Partition(frozenset((relay.process.name,)), others, until))
+        return True
+
     def _stop_shard(self) -> bool:
         shards = self._processes.live_shards
         if shards:

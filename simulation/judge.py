@@ -14,8 +14,9 @@ from simulation.checkpoint_judge import CheckpointJudge
 from simulation.coordinator_judge import CoordinatorJudge
 from simulation.places import Places
 from simulation.published_judge import PublishedJudge
+from simulation.relay_judge import RelayJudge
 from simulation.rows_judge import RowsJudge
-from simulation.runtime.kernel import Kernel
+from simulation.runtime.kernel import Kernel, Process
 from simulation.truth import Clocks, Name, ShardTruth, Update, name_of, same
 
 _DROPPED = (Verdict.LATE, Verdict.STALE, Verdict.SKIP)
@@ -57,7 +58,11 @@ class Judge:
         self._assumed: dict[tuple[int, int, int, int], Sequence[float]] = {}
         self.coordinator = CoordinatorJudge(self.fail, self.acknowledged_by)
         self._raw = raw
-        self.published = PublishedJudge(self.fail, places, exact=raw)
+        self.published = PublishedJudge(self.fail, places, exact=raw, job=0)
+        #: Of jobs before this one.
+        self._published_before: list[PublishedJudge] = []
+        #: By process of a relay.
+        self.relays: dict[Process | None, RelayJudge] = {}
         #: The checkpoint that the job began with; empty: none.
         self.restored_from = ""
         self.pushes_applied = 0
@@ -76,8 +81,29 @@ class Judge:
         self._assumed.clear()
         self.coordinator = CoordinatorJudge(self.fail, self.acknowledged_by, phase)
         self.coordinator.began_with(trained)
-        self.published = PublishedJudge(self.fail, self.places, exact=self._raw)
+        self.published.is_over = True
+        self._published_before.append(self.published)
+        self.published = PublishedJudge(self.fail, self.places, exact=self._raw, job=len(self._published_before))
         self.restored_from = folder
+
+    def published_of(self, job_id: str) -> PublishedJudge:
+        """What the job of this id has published."""
+        published = next((each for each in (self.published, *self._published_before) if each.job_id == job_id), None)
+        if published is None:
+            self.fail(f"a reader has a version of job '{job_id}', which has published none")
+        return published
+
+    def reader_ended(self, reader: str, job: int, number: int) -> None:
+        """A reader has followed a job to its end, and has version ``number`` of ``job``; 0: it has none."""
+        jobs = [*self._published_before, self.published]
+        if number and jobs[job].finished_with is None:
+            self.fail(f"{reader} with version {number} is told that the job is finished, which the job has not said")
+        if jobs[job] is self.published or not number:
+            self.published.ended(reader, number)
+
+    def relay_begins(self, process: Process) -> None:
+        """A process of a relay, which has nothing yet."""
+        self.relays[process] = RelayJudge(self.fail, self.published_of)
 
     # Shards: life and membership
 
@@ -89,6 +115,7 @@ class Judge:
         if kept and truth.gone:
             self.fail(f"shard {number} restored a model that it has dropped")
         truth.gone = False
+        truth.bring_back(version)
         if version > len(truth.history):
             self.fail(f"shard {number} restored version {version}; only {len(truth.history)} were ever logged")
         if kept and version < truth.acknowledged:
@@ -159,10 +186,13 @@ class Judge:
     # Shards: pushes
 
     def sent(self, number: int, member: Member, sequence: int, skipped: bool, value: float) -> None:
-        """A worker sends a push, the first time or again; every gradient in it is ``value``, NaN: there is none."""
+        """A worker sends a push, the first time or again; every gradient in it is ``value``, NaN: there is none.
+
+        It has none where its shard has it already, from the leader of the host; after a move it comes with them.
+        """
         truth, name = self.truth[number], (member.index, member.incarnation, sequence)
         if math.isnan(truth.sent.get(name, math.nan)):
-            truth.sent[name] = 0.0 if skipped else value
+            truth.sent[name] = math.nan if skipped else value
 
     def made(self, number: int, member: Member, sequence: int, value: float | None) -> None:
         """A worker of a host has a gradient for its next push, ``value``; None: it skips the step."""
@@ -244,7 +274,7 @@ class Judge:
         workers = sum(count for _, count in shares.values())
         velocity = self._momentum * velocity + sum(value * count for value, count in shares.values()) / workers
         rows = self.rows.change(number, {push: count for push, (_, count) in shares.items()}, scale, held_rows)
-        truth.history.append(Update(pushes, value - scale * velocity, velocity, is_round, rows))
+        truth.logs(Update(pushes, value - scale * velocity, velocity, is_round, rows))
         self.pushes_applied += len(pushes)
 
     def round_decided(self, number: int, position: Position, pushes: tuple[PushInfo, ...]) -> None:
@@ -280,6 +310,7 @@ class Judge:
 
     def answers_pull(self, number: int, info: PushInfo) -> None:
         """The mode lets this pull be answered now."""
+        self.truth[number].behind = []
         self._judge_pull(self.truth[number], info)
 
     def replied(
@@ -295,6 +326,7 @@ class Judge:
         """A push is acknowledged, and parameters go out with it."""
         truth, name = self.truth[number], name_of(info)
         self.replies += 1
+        truth.behind = []
         if incarnation < truth.acknowledged_by and not self._early:
             self.fail(
                 f"shard {number} as incarnation {incarnation} acknowledges a push after {truth.acknowledged_by} did"

@@ -17,6 +17,8 @@ class LeasedItems:
         self._holder: dict[Item, tuple[int, int]] = {}
         self._trained: set[Item] = set()
         self._reported: set[Item] = set()
+        #: Of the last request of each worker.
+        self._sequence: dict[tuple[int, int], int] = {}
 
     def began_with(self, epoch: int, items: Iterable[int]) -> None:
         """These were trained before the job began with a checkpoint."""
@@ -27,9 +29,13 @@ class LeasedItems:
     def reported(self, who: tuple[int, int], ask: LeaseAsk) -> None:
         """The coordinator has heard from ``who``, a rank and incarnation, which items were trained."""
         self._reported.update(_items(ask.trained, ask.trained_epoch))
-        if not ask.lease_items:
-            # It gives back what it has not trained.
-            self._holder = {item: holder for item, holder in self._holder.items() if holder != who}
+        # It gives back what it has not trained, or does not have what it does not name.
+        kept: set[Item] | None = set() if not ask.lease_items else None
+        if kept is None and ask.held is not None and ask.sequence > self._sequence.get(who, 0):
+            kept = set(_items(ask.held, ask.trained_epoch))
+        self._sequence[who] = max(ask.sequence, self._sequence.get(who, 0))
+        if kept is not None:
+            self._holder = {item: holder for item, holder in self._holder.items() if holder != who or item in kept}
 
     def leased(self, who: tuple[int, int], live: set[tuple[int, int]], ask: LeaseAsk, answer: LeaseAnswer) -> str:
         """``who``, a rank and incarnation, got ``answer``; what is wrong with it, if anything is."""

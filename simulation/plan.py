@@ -28,7 +28,7 @@ ALL_FAULTS = (
 )
 """Kinds of faults."""
 
-SEPARATE = ("calls", "move", "balance", "release", "restore", "new_job", "full_restart", "host", "reader")
+SEPARATE = ("calls", "move", "balance", "release", "restore", "new_job", "full_restart", "host", "reader", "relay")
 """More of them, which need what not every plan has.
 
 ``calls``: lost, late and repeated all the time until faults end. ``move``: a variable or a table moves to one shard
@@ -37,7 +37,8 @@ refused as long as a worker uses it. ``restore``: the newest checkpoint is put i
 processes end, all disks but that of the checkpoints are lost, and a job begins with the newest checkpoint.
 ``full_restart``: the disk of a shard, whose log is small, fills until the shard is killed, or a while longer. ``host``:
 a worker is killed, or stands still, while the workers of its host add their gradients up. ``reader``: a reader of
-published weights is killed, or stands still.
+published weights is killed, or stands still. ``relay``: so is the relay that readers ask, or it is cut off from some
+or all of the job.
 """
 
 _HARMLESS_TO_SHARDS = frozenset(
@@ -53,6 +54,7 @@ _HARMLESS_TO_SHARDS = frozenset(
         "restore",
         "release",
         "reader",
+        "relay",
     )
 )
 
@@ -146,6 +148,11 @@ class Plan:
     publish_waits: bool = False
     #: The second reader has the weights as float32.
     converts: bool = False
+    #: So many of the readers, the first ones, ask a relay; 0: there is none.
+    relayed: int = 0
+    #: How many versions it keeps, and whether it is told the name.
+    relay_keeps: int = 2
+    relay_is_told_the_name: bool = True
 
     @property
     def loses_no_view(self) -> bool:
@@ -184,6 +191,7 @@ class Plan:
         hosts = f" on hosts of {self.per_host}" if self.per_host > 1 else ""
         hosts += " in sync" if self.per_host_in_sync else ""
         read = f", {self.readers} readers" if self.readers else ""
+        read += f", {self.relayed} of them behind a relay" if self.relayed else ""
         return (
             f"{self.shards} shards, {self.workers} workers{hosts} x {self.phases} phases x {self.steps} steps, "
             f"{self.consistency}{own}, {kept}{read}, {len(self.faults)} faults until {self.quiet_at:.0f} s"

@@ -22,7 +22,8 @@ def make_plan(seed: int, size: Size) -> Plan:
     plan = replace(plan, stale=Random(f"rules of {seed}").choice(_RULES))
     plan = _with_hosts(plan, size, Random(f"hosts of {seed}"))
     plan = _with_small_logs(plan, Random(f"logs of {seed}")) if "full_restart" in size.faults else plan
-    return _with_readers(plan, size, Random(f"readers of {seed}"))
+    plan = _with_readers(plan, size, Random(f"readers of {seed}"))
+    return _with_relay(plan, size, Random(f"relay of {seed}"))
 
 
 def _ordinary(seed: int, size: Size) -> Plan:
@@ -118,6 +119,25 @@ def _with_readers(plan: Plan, size: Size, random: Random) -> Plan:
         keep_versions=random.randrange(1, 4),
         publish_waits=random.random() < 0.3,
         converts=random.random() < 0.3,
+        faults=in_order((*plan.faults, *more)),
+    )
+
+
+def _with_relay(plan: Plan, size: Size, random: Random) -> Plan:
+    """Some plans with readers: a relay is between them and the job, which in some of these is replaced by another."""
+    if not plan.readers or random.random() < 0.4:
+        return plan
+    count = random.randrange(5) if "relay" in size.faults else 0
+    more = [Fault(random.uniform(1.0, plan.quiet_at), "relay") for _ in range(count)]
+    if {"checkpoint", "new_job"} <= {*size.faults} and not plan.releases and random.random() < 0.3:
+        plan = replace(plan, durable=True, acknowledged_after=plan.acknowledged_after or plan.standby)
+        more += [Fault(random.uniform(0.2, 0.6) * plan.quiet_at, "checkpoint") for _ in range(2)]
+        more += [Fault(random.uniform(0.4, 1.0) * plan.quiet_at, "new_job")]
+    return replace(
+        plan,
+        relayed=random.randrange(1, plan.readers + 1),
+        relay_keeps=random.randrange(1, 4),
+        relay_is_told_the_name=random.random() < 0.7,
         faults=in_order((*plan.faults, *more)),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ps_protocol.client.coordinator import CoordinatorClient
@@ -14,7 +15,15 @@ from simulation.judge import Judge
 from simulation.observers.checkpoints import beginning_of
 from simulation.observers.subjects import Subjects
 from simulation.plan import Plan
-from simulation.programs import COORDINATOR, CoordinatorProgram, ReaderProgram, ShardProgram, WorkerProgram
+from simulation.programs import (
+    COORDINATOR,
+    RELAY,
+    CoordinatorProgram,
+    ReaderProgram,
+    RelayProgram,
+    ShardProgram,
+    WorkerProgram,
+)
 from simulation.runtime.disk import Disk, Files
 from simulation.runtime.kernel import Kernel, Process
 from simulation.runtime.network import Network
@@ -35,6 +44,7 @@ class Processes:
         self.workers: list[WorkerProgram] = []
         self.readers: list[ReaderProgram] = []
         self.coordinator: CoordinatorProgram | None = None
+        self.relay: RelayProgram | None = None
         self.disks = [self._disk(root, f"shard-{place}") for place in range(len(self.shards))]
         self.coordinator_disk = Disk(root, "coordinator")
         self._root = root
@@ -64,6 +74,7 @@ class Processes:
             lease_seconds=plan.lease_seconds,
             heartbeat_seconds=plan.heartbeat_seconds,
             seed=plan.seed,
+            job_id="job-0",
         )
 
     @property
@@ -79,13 +90,16 @@ class Processes:
     def _all_has_been_read(self) -> bool:
         """Whether no reader lacks a version, and none will hear that the job is finished: a lost worker may come."""
         published = self._judge.published
-        has = [reader.has for reader in self.readers if not published.is_behind(reader.has)]
-        return len(has) == self.to_read and not self._judge.coordinator.finished
+        has = [reader.has[1] if reader.has[0] == published.job else 0 for reader in self.readers]
+        return (
+            sum(not published.is_behind(number) for number in has) == self.to_read
+            and not self._judge.coordinator.finished
+        )
 
     @property
     def alive(self) -> list[Process]:
         """All that run."""
-        programs = [self.coordinator, *self.shards, *self.workers, *self.readers]
+        programs = [self.coordinator, *self.shards, *self.workers, *self.readers, self.relay]
         return [program.process for program in programs if program is not None and program.process.alive]
 
     @property
@@ -101,8 +115,10 @@ class Processes:
             self._later(self._random.random() * 0.2, self.start_shard, place)
         for rank in range(plan.workers):
             self._later(self._random.random(), self.start_worker, rank)
-        for number in range(plan.readers):
+        for number in sorted({*range(plan.readers)} - {reader.number for reader in self.readers}):
             self._later(3.0 * self._random.random(), self._start_reader, number)
+        if plan.relayed and self.relay is None:
+            self._start_relay_in(self._random.random())
 
     def start_coordinator(self) -> None:
         """Start it on its disk."""
@@ -144,12 +160,25 @@ class Processes:
         self._connect(program.process)
 
     def _start_reader(self, number: int) -> None:
-        """One reader in two has a cache."""
-        cache = None if number else self._root / f"reader-of-{self._jobs}"
-        name, judge = self.name("reader", number), self._judge.published
-        program = ReaderProgram(self._kernel, name, number, self.plan, cache, judge, self._reader_ended)
+        """One reader in two has a cache. Those that ask a relay also ask the job now and then, with the same cache."""
+        is_relayed = number < self.plan.relayed
+        cache = None if number else self._root / f"reader-of-{0 if is_relayed else self._jobs}"
+        whom = RELAY if is_relayed and self._random.random() < 0.8 else COORDINATOR
+        name = self.name("reader", number)
+        program = ReaderProgram(self._kernel, name, number, self.plan, whom, cache, self._judge, self._reader_ended)
         self.readers.append(program)
         self._connect(program.process)
+
+    def _start_relay_in(self, seconds: float) -> None:
+        """It is of no job: it outlives one that is replaced."""
+
+        def start() -> None:
+            if self.relay is None and not self._closed:
+                self.relay = program = RelayProgram(self._kernel, self.plan, self._relay_ended)
+                self._judge.relay_begins(program.process)
+                self._connect(program.process)
+
+        self._kernel.schedule(seconds, None, start)
 
     def command(self, name: str, action: Callable[[CoordinatorClient], object]) -> None:
         """What a person does with psctl, in a process of its own."""
@@ -169,10 +198,12 @@ class Processes:
         self._kernel.schedule(0.0, process, lambda: Thread(target=run, name=name).start())
 
     def begin_job(self, folder: Path) -> None:
-        """End all; then begin another job on empty disks, with the checkpoint in ``folder``."""
+        """End all but a relay and who asks it; begin another job on empty disks, with the checkpoint in ``folder``."""
         self._jobs += 1
-        shards, workers, readers, coordinator = self.shards, self.workers, self.readers, self.coordinator
-        self.shards, self.workers, self.readers, self.coordinator = [None] * len(shards), [], [], None
+        shards, workers, coordinator = self.shards, self.workers, self.coordinator
+        readers = [reader for reader in self.readers if reader.coordinator == COORDINATOR]
+        self.readers = [reader for reader in self.readers if reader.coordinator == RELAY]
+        self.shards, self.workers, self.coordinator = [None] * len(shards), [], None
         for program in (coordinator, *shards, *workers, *readers):
             if program is not None:
                 program.process.kill()
@@ -182,6 +213,7 @@ class Processes:
         self._subjects.begin_job()
         self.disks[:] = [self._disk(self._root, f"shard-{at}-of-{self._jobs}") for at in range(len(shards))]
         self.coordinator_disk = Disk(self._root, f"coordinator-of-{self._jobs}")
+        self._settings = replace(self._settings, job_id=f"job-{self._jobs}")
         self.to_finish, self.to_read = self.plan.workers, self.plan.readers
         self.begin()
 
@@ -200,6 +232,12 @@ class Processes:
         reader.process.kill()
         self._reader_ended(reader, "killed")
 
+    def kill_relay(self) -> None:
+        """As ``kill -9``."""
+        if self.relay is not None:
+            self.relay.process.kill()
+            self._relay_ended("killed")
+
     def kill_coordinator(self, seconds: float) -> None:
         """As ``kill -9``; it is started again in ``seconds``."""
         if self.coordinator is not None:
@@ -211,7 +249,7 @@ class Processes:
         self._closed = True
         for process in self.alive:
             process.kill()
-        self.shards, self.workers, self.readers, self.coordinator = [], [], [], None
+        self.shards, self.workers, self.readers, self.coordinator, self.relay = [], [], [], None, None
 
     def doing(self) -> str:
         """For the report of a job that does not end."""
@@ -267,6 +305,11 @@ class Processes:
             self.to_read -= 1
         else:
             self._later(self._pause(), self._start_reader, program.number)
+
+    def _relay_ended(self, how: str) -> None:
+        self._kernel.say("relay", how)
+        self.relay = None
+        self._start_relay_in(self._pause())
 
     def _worker_ended(self, program: WorkerProgram, how: str) -> None:
         self._kernel.say(program.process, how)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
-from ps_protocol.errors import Fenced, NotReady, PlaceTaken, PsError, StateLost, StorageFull, Unavailable, VersionGone
+from ps_protocol.errors import (
+    Fenced,
+    NotReady,
+    PlaceTaken,
+    PsError,
+    StateLost,
+    StorageFull,
+    Unavailable,
+    UnknownVersion,
+    VersionGone,
+)
 from ps_protocol.times import PATIENCE_SECONDS
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
@@ -22,6 +33,7 @@ from ps_server.coordinator.config import CoordinatorConfig
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.failpoints import Failpoints
+from ps_server.relay import process as relay
 from ps_server.shard import process as shard
 from ps_server.shard.config import Acknowledge, ShardConfig, SideChannelConfig
 from ps_worker import Cluster
@@ -30,8 +42,8 @@ from ps_worker.rows import SGD, Constant
 from ps_worker.session.config import PerHost, WorkerConfig
 from ps_worker.session.session import Session
 from ps_worker.weights import Subscription, Version, subscribe
+from simulation.judge import Judge
 from simulation.plan import Plan
-from simulation.published_judge import PublishedJudge
 from simulation.runtime.disk import WRITE_POINTS, Disk, Files
 from simulation.runtime.kernel import Kernel, Killed, Process
 from simulation.runtime.substitutes import PORT
@@ -39,6 +51,8 @@ from simulation.runtime.threads import Thread
 from simulation.runtime.wait import sleep
 
 COORDINATOR = f"coordinator:{PORT}"
+
+RELAY = f"relay:{PORT}"
 
 GRADIENT_UNIT = 2520.0
 """A mean of up to ten gradients that are multiples of it is exact."""
@@ -281,6 +295,9 @@ class WorkerProgram(Program):
                 phase += 1
                 if phase < plan.phases:
                     self._end_phase(cluster, of_phase)
+            # A version without a server that was lost is missing: no script has to fail of that here.
+            with suppress(Unavailable, NotReady, StorageFull):
+                cluster._publishing.finish()
 
     def _publish(self, cluster: Cluster, optimizer: PsOptimizer) -> None:
         """Training goes on also where no version is made."""
@@ -336,6 +353,32 @@ class WorkerProgram(Program):
         self.steps_made += 1
 
 
+class RelayProgram(Program):
+    """psctl weights relay."""
+
+    def __init__(self, kernel: Kernel, plan: Plan, on_end: Callable[[str], None]) -> None:
+        super().__init__(kernel, "relay")
+        self._on_end = on_end
+        config = relay.RelayConfig(
+            coordinator=COORDINATOR,
+            names=(PUBLISHED,) if plan.relay_is_told_the_name else (),
+            keep=plan.relay_keeps,
+            bind="relay",
+            port=PORT,
+            side_channels=SideChannelConfig(ports=(), shm=False),
+        )
+        received, say = partial(kernel.say, self.process, "has"), partial(kernel.say, self.process)
+        self._run(
+            relay.serve(config, asyncio.Event(), lambda name, version, _: received(name, version.number), say),
+            self._over,
+        )
+
+    def _over(self, error: BaseException | None) -> None:
+        if error is not None:
+            self.kernel.violate(f"{self.process}, which only reads, ended with {error!r}")
+        self._on_end("finished")
+
+
 class ReaderProgram(Program):
     """A process that follows what a worker publishes to the end of the job, and now and then reads an older version."""
 
@@ -345,14 +388,16 @@ class ReaderProgram(Program):
         name: str,
         number: int,
         plan: Plan,
+        coordinator: str,
         cache: Path | None,
-        judge: PublishedJudge,
+        judge: Judge,
         on_end: Callable[[ReaderProgram, str], None],
     ) -> None:
         super().__init__(kernel, name, {"PS_TRANSPORT": "grpc"})
         self.number = number
-        #: The version that it has; 0: none.
-        self.has = 0
+        self.coordinator = coordinator
+        #: The number of a job, and of the version of it that it has; 0: none.
+        self.has = 0, 0
         self._think_seconds = plan.think_seconds
         self._dtype = torch.float32 if plan.converts and number else None
         self._cache = cache
@@ -362,45 +407,60 @@ class ReaderProgram(Program):
 
     def doing(self) -> str:
         """For the report of a job that does not end."""
-        return f"{self.process} with version {self.has}"
+        return f"{self.process} with version {self.has[1]} of job {self.has[0]}"
 
     def _main(self) -> None:
         how = "finished"
         try:
             self._follow()
+            if self._is_of_earlier_job:
+                how = "has followed an earlier job to its end"
         except Unavailable as error:
             how = f"gave up: {error.message}"
         except PsError as error:
-            self.kernel.violate(f"{self.process}, which only reads, was refused: {error!r}")
+            if not isinstance(error, UnknownVersion) or not self._is_of_earlier_job:
+                self.kernel.violate(f"{self.process}, which only reads, was refused: {error!r}")
+            how = f"has what is of an earlier job: {error.message}"
         if self.process.alive:
             self._on_end(self, how)
             self.process.kill()
 
+    @property
+    def _is_of_earlier_job(self) -> bool:
+        job, number = self.has
+        return number > 0 and job < self._judge.published.job
+
     def _follow(self) -> None:
         random = self.kernel.random
-        with subscribe(PUBLISHED, coordinator=COORDINATOR, dtype=self._dtype, cache=self._cache) as versions:
+        with subscribe(PUBLISHED, coordinator=self.coordinator, dtype=self._dtype, cache=self._cache) as versions:
             for version in versions:
-                if version.number <= self.has:
-                    self.kernel.fail(f"{self.process} has version {self.has}, and is given {version!r}")
+                before = self.has
                 self._hold(version)
+                if self.has <= before:
+                    self.kernel.fail(
+                        f"{self.process} is given {version!r}, of job and number {self.has} after {before}"
+                    )
                 sleep(self._think_seconds * random.expovariate(1.0))
-                if self.has > 1 and random.random() < 0.3:
-                    self._look_back(versions, random.randrange(max(1, self.has - 3), self.has))
-        self._judge.ended(self.process.name, self.has)
+                has = self.has[1]
+                if has > 1 and random.random() < 0.3:
+                    self._look_back(versions, random.randrange(max(1, has - 3), has))
+        self._judge.reader_ended(self.process.name, *self.has)
 
     def _look_back(self, versions: Subscription, number: int) -> None:
         try:
             self._hold(versions.fetch(number))
         except VersionGone:
-            self._judge.gone(self.process.name, number)
+            if self.coordinator == COORDINATOR:
+                self._judge.published.gone(self.process.name, number)
 
     def _hold(self, version: Version) -> None:
-        self.has = version.number
+        published = self._judge.published_of(version._whole.job_id)
+        self.has = published.job, version.number
         self.kernel.say(self.process, "has", version)
         tensors = version.tensors()
         values = {name: (each.numpy().tobytes(), each.tolist()) for name, each in tensors.items()}
         dtype = "float64" if self._dtype is None else "float32"
-        self._judge.read(self.process.name, version.number, version.step, dtype, values)
+        published.read(self.process.name, version.number, version.step, dtype, values)
 
 
 class _Items(Dataset[int]):

@@ -52,8 +52,11 @@ class _Version:
 class PublishedJudge:
     """Part of the judge, of one job and one name. Every method raises Violation."""
 
-    def __init__(self, fail: Callable[[str], NoReturn], places: Places, *, exact: bool) -> None:
-        """``exact``: all elements of a slice have the same value; else the judge knows their mean."""
+    def __init__(self, fail: Callable[[str], NoReturn], places: Places, *, exact: bool, job: int) -> None:
+        """``exact``: all elements of a slice have the same value; else the judge knows their mean. ``job``: which one
+        of the run it is.
+        """
+        self.job = job
         self._fail = fail
         self._places = places
         self._exact = exact
@@ -66,6 +69,13 @@ class PublishedJudge:
         #: By shard: the data directory that serves it; and those, by shard, in whose place another one has come.
         self._homes: dict[int, str] = {}
         self._left: set[tuple[int, str]] = set()
+        #: Of the job; empty: it has committed none.
+        self.job_id = ""
+        #: Another job has taken its place: all that it published may be gone.
+        self.is_over = False
+        #: The newest version when it first told a reader that it is finished; None: it has not. A worker that comes
+        #: later begins it again, and who has been told does not follow that.
+        self.finished_with: int | None = None
 
     # Shards
 
@@ -113,6 +123,9 @@ class PublishedJudge:
         """All shards have their piece of it, all of one point of the job, and its number follows the one before."""
         if version.number != self._newest + 1:
             self._fail(f"version {version.number} of the weights is committed after {self._newest}")
+        if version.job_id != (self.job_id or version.job_id):
+            self._fail(f"version {version.number} of the weights is of job {version.job_id}, not of {self.job_id}")
+        self.job_id = version.job_id
         pieces = {each.shard: self._piece(version.number, each) for each in version.pieces}
         for piece in pieces.values():
             if piece.holders != pieces.keys():
@@ -178,17 +191,26 @@ class PublishedJudge:
 
     def ended(self, reader: str, number: int) -> None:
         """A reader has followed a job to its end, and has this version."""
-        if self.is_behind(number):
-            self._fail(f"{reader} has version {number} of the weights at the end of the job, and not {self._newest}")
+        last = self._newest if self.finished_with is None else self.finished_with
+        if self._is_behind(number, last):
+            self._fail(f"{reader} has version {number} of the weights at the end of the job, and not {last}")
+
+    def says_finished(self) -> None:
+        """The job tells a reader that it is finished."""
+        if self.finished_with is None:
+            self.finished_with = self._newest
 
     def is_behind(self, number: int) -> bool:
         """Whether there is a newer version."""
-        return not all(map(self._may_be_gone, range(number + 1, self._newest + 1)))
+        return self._is_behind(number, self._newest)
+
+    def _is_behind(self, number: int, last: int) -> bool:
+        return not all(map(self._may_be_gone, range(number + 1, last + 1)))
 
     def _may_be_gone(self, number: int) -> bool:
         """Whether no promise keeps a version: newer ones are, or what held it is not there any more."""
         version = self._versions.get(number)
-        if version is None or number <= self._newest - self._versions[self._newest].keep:
+        if self.is_over or version is None or number <= self._newest - self._versions[self._newest].keep:
             return True
         return any(
             (each.shard, each.directory) in self._left

@@ -83,7 +83,7 @@ def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def _chosen(kinds: Sequence[str], random: Random) -> list[str]:
-    others = [kind for kind in kinds if kind not in ("calls", "new_job", "full_restart", "host", "reader")]
+    others = [kind for kind in kinds if kind not in ("calls", "new_job", "full_restart", "host", "reader", "relay")]
     chosen = random.sample(others, min(len(others), random.randrange(1, 4)))
     for often in ("move", "mode"):
         if random.random() < 0.6 and often in kinds and often not in chosen:

@@ -82,6 +82,8 @@ class ShardTruth:
     values_acknowledged: bool = False
     #: What was logged and not lost since; version v is at v − 1.
     history: list[Update] = field(default_factory=list)
+    #: What the process that was restored last did not know; empty once it has logged an update or answered anybody.
+    behind: list[Update] = field(default_factory=list)
     applied: dict[Name, int] = field(default_factory=dict)
     #: The highest version that holds an acknowledged push.
     acknowledged: int = 0
@@ -147,14 +149,27 @@ class ShardTruth:
         return next((each for each in range(len(states) - 1, first - 1, -1) if same(value, states[each][0])), None)
 
     def forget_behind(self, version: int) -> None:
-        """What came after ``version`` is lost."""
-        for update in self.history[version:]:
+        """What came after ``version`` is lost, or is ``behind``."""
+        self.behind = self.history[version:]
+        for update in self.behind:
             for each in (each for push in update.pushes for each in push.contributions):
                 del self.applied[name_of(each)]
         del self.history[version:]
         self.acknowledged = min(self.acknowledged, version)
         self.loads.forget_behind(version)
         self.row_loads.forget_behind(version)
+
+    def bring_back(self, version: int) -> None:
+        """A process restores ``version``. One before it did not know all of that, as a standby that never served."""
+        for update in self.behind[: max(0, version - len(self.history))]:
+            self.history.append(update)
+            for each in (each for push in update.pushes for each in push.contributions):
+                self.applied[name_of(each)] = len(self.history)
+
+    def logs(self, update: Update) -> None:
+        """An update is in the log."""
+        self.history.append(update)
+        self.behind = []
 
     def gradients(self, names: Iterable[Name]) -> list[float]:
         """Of workers of a host, those that they had for these pushes."""

@@ -1,26 +1,53 @@
 """Loaded before any test: the SDK first, for it tells gRPC about forks before gRPC is loaded."""
 
 import gc
+import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from binascii import crc32
+from pathlib import Path
 
 import pytest
 
 # Several files run at a time: more threads of torch in each would only wait for each other, which they do by spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import ps_worker  # noqa: F401, I001 -- first, for it tells gRPC about forks
+import ps_worker  # noqa: I001 -- first, for it tells gRPC about forks
 import torch
 from tests.recovery.zygote import NURSERY, nursery, shared
 from tests.support import length
 
 length.load_profile()
 
+# Tests say over which transport a worker goes: on a busy machine its side channel may take its time.
+ps_worker.times.SIDE_CHANNEL_SECONDS = 60.0
+
+MEMORY_DISK, ITS_FREE_BYTES = Path("/dev/shm"), 4 << 30
+
+# A file that must survive a crash is written through to its disk, which tests do thousands of times: in memory it takes
+# no time, and the death of a process loses nothing there either. In full length the disk is a real one.
+if (
+    not length.FULL
+    and "TMPDIR" not in os.environ
+    and os.access(MEMORY_DISK, os.W_OK)
+    and shutil.disk_usage(MEMORY_DISK).free >= ITS_FREE_BYTES
+):
+    folder = MEMORY_DISK / f"tests-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o1777)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
 # Garbage is collected here, between tests: gRPC's finalizers take locks, and one that ran in the middle of a call of
 # another thread could stop all collections, or wait for a lock that an interrupted call has left behind.
 gc.disable()
+
+# pytest adds its handlers, six times a test, to each logger that does not propagate: torch has forty.
+for each in logging.root.manager.loggerDict.values():
+    if isinstance(each, logging.Logger) and each.name.startswith("torch"):
+        each.propagate = True
 
 # A shell that runs this in the background, or nohup, ignores signals that tests send to themselves and to programs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -37,14 +64,27 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """Tests marked ``long`` belong to ``make test-long`` only. Several processes take the files in a mixed order."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if not length.FULL:
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         # By folder, those that wait for leases would all come last, beside each other, and nobody would compute.
         items.sort(key=lambda item: crc32(item.location[0].encode()))
-    if length.FULL:
-        return
-    left_out = [item for item in items if item.get_closest_marker("long")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+        items[:] = _early_ones_first(items, processes)
+
+
+def _early_ones_first(items, processes):
+    """Each process is given a part of ``items`` as long as those of the others: tests marked ``early`` begin them."""
+    early = [item for item in items if item.get_closest_marker("early")]
+    rest = [item for item in items if not item.get_closest_marker("early")]
+    ordered = []
+    for left in range(processes, 0, -1):
+        begin, early = early[::left], [item for n, item in enumerate(early) if n % left]
+        size = max(0, (len(begin) + len(early) + len(rest)) // left - len(begin))
+        ordered += begin + rest[:size]
+        rest = rest[size:]
+    return ordered
 
 
 def pytest_collection_finish():

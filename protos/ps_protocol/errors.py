@@ -36,6 +36,7 @@ class ErrorCode(enum.IntEnum):
     PERMISSION_DENIED = 19
     MODEL_RELEASED = 20
     VERSION_GONE = 21
+    UNKNOWN_VERSION = 22
 
 
 class PsError(Exception):
@@ -178,6 +179,12 @@ class ModelReleased(Refused):
     """The model was released: the shards have dropped it, and its name may be that of another one."""
 
     code = ErrorCode.MODEL_RELEASED
+
+
+class UnknownVersion(Refused):
+    """The job has never published such a version: the number is too high, or it is one of another job."""
+
+    code = ErrorCode.UNKNOWN_VERSION
 
 
 class VersionGone(Refused):

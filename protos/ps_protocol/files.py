@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -112,7 +112,7 @@ class OwnFolder:
         removed; nobody makes such a folder without a lock. Raises OSError.
         """
         base = base or Path(tempfile.gettempdir())
-        _sweep(base, prefix)
+        sweep(base.glob(f"{prefix}*"))
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -136,16 +136,18 @@ class OwnFolder:
         os.close(self._lock)
 
 
-def _sweep(base: Path, prefix: str) -> None:
-    """Remove the folders of processes of this user that have ended without doing so."""
-    for path in base.glob(f"{prefix}*"):
+def sweep(folders: Iterable[Path], remove: Callable[[Path], None] | None = None) -> None:
+    """``remove`` those of ``folders`` that are of this user and that no process has locked: theirs have ended without
+    doing so. By default those that OwnFolder made are removed.
+    """
+    for path in folders:
         with suppress(OSError):
             if path.is_symlink() or path.stat().st_uid != os.geteuid():
                 continue
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path)
+                (remove or _remove)(path)
             finally:
                 os.close(folder)
 

@@ -44,6 +44,9 @@ MOVE = Retry(0.2, 2.0, total_seconds=30.0)
 SCALING = Retry(1.0, 30.0)
 """A step of scaling that failed."""
 
+RELAY = Retry(0.5, 30.0)
+"""A version of published weights that a relay could not receive."""
+
 WORKERS = Retry(60.0, 960.0)
 """Requests for workers that are still missing."""
 

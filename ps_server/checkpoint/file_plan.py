@@ -34,7 +34,12 @@ _CODES = MappingProxyType(
         DType.BOOL: "BOOL",
     }
 )
-_LENGTH_BYTES = 8
+DTYPES = MappingProxyType({code: dtype for dtype, code in _CODES.items()})
+"""By the name in a safetensors file."""
+
+LENGTH_BYTES = 8
+"""A safetensors file begins with the length of its header."""
+
 _ALIGNMENT_BYTES = 64
 #: Required by Hugging Face loaders.
 _METADATA = MappingProxyType({"format": "pt"})
@@ -91,8 +96,8 @@ class FileForm:
             position = end
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         # The format allows spaces after the header.
-        text = text.ljust(-(-(len(text) + _LENGTH_BYTES) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES - _LENGTH_BYTES)
-        head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+        text = text.ljust(-(-(len(text) + LENGTH_BYTES) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES - LENGTH_BYTES)
+        head = len(text).to_bytes(LENGTH_BYTES, "little") + text
         return cls(name, head, {key: len(head) + begin for key, begin in begins.items()}, len(head) + position)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ps_protocol.model.spec import DType, ShardMap
+from ps_protocol.records import fields_from, fields_of, to_plain
 from ps_protocol.wire.convert.model import shard_map_from_json, shard_map_to_json
 
 
@@ -54,17 +55,6 @@ class FileRecord:
     head_checksum: str
 
 
-def piece_to_json(piece: Piece) -> dict[str, Any]:
-    """JSON's types only."""
-    return {**{name: getattr(piece, name) for name in Piece.__slots__}, "dtype": piece.dtype.value}
-
-
-def piece_from_json(data: Mapping[str, Any]) -> Piece:
-    """Raises KeyError, TypeError or ValueError for other JSON than from ``piece_to_json``."""
-    lists: dict[str, Sequence[Any]] = {name: tuple(data[name]) for name in ("shape", "checksums")}
-    return Piece(**{**data, **lists, "dtype": DType(data["dtype"])})
-
-
 @dataclass(frozen=True, slots=True)
 class Base:
     """The checkpoint that an incremental one builds on: a folder beside its own."""
@@ -99,24 +89,6 @@ class TablePart:
     file: str
     #: One for each column in the file, named by its state; see table_columns.py.
     pieces: tuple[Piece, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON's types only."""
-        return {
-            "table": self.table,
-            "shard": self.shard,
-            "updates": self.updates,
-            "base": {"folder": self.base.folder, "seal": self.base.seal} if self.base else None,
-            "file": self.file,
-            "pieces": [piece_to_json(piece) for piece in self.pieces],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TablePart:
-        """Raises KeyError, TypeError or ValueError for other JSON than from ``to_json``."""
-        base = Base(**data["base"]) if data["base"] else None
-        pieces = tuple(map(piece_from_json, data["pieces"]))
-        return cls(data["table"], data["shard"], data["updates"], base, data["file"], pieces)
 
 
 #: Facts of the caller, returned unchanged: versions, clocks, sequences, data positions. JSON types only.
@@ -164,23 +136,11 @@ class ModelRecord:
 
     def to_json(self) -> dict[str, Any]:
         """JSON's types only."""
-        return {
-            "folder": self.folder,
-            "shard_map": shard_map_to_json(self.shard_map),
-            "files": [asdict(file) for file in self.files],
-            "facts": list(self.facts),
-            "pieces": [piece_to_json(piece) for piece in self.pieces],
-            "tables": [table.to_json() for table in self.tables],
-        }
+        plain: dict[str, Any] = to_plain({**fields_of(self), "shard_map": shard_map_to_json(self.shard_map)})
+        return plain
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ModelRecord:
         """Raises KeyError, TypeError or ValueError for other JSON than from ``to_json``."""
-        return cls(
-            data["folder"],
-            shard_map_from_json(data["shard_map"]),
-            tuple(FileRecord(**file) for file in data["files"]),
-            tuple(data["facts"]),
-            tuple(map(piece_from_json, data["pieces"])),
-            tuple(map(TablePart.from_json, data["tables"])),
-        )
+        others = {name: value for name, value in data.items() if name != "shard_map"}
+        return cls(shard_map=shard_map_from_json(data["shard_map"]), **fields_from(cls, others))

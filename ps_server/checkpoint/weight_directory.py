@@ -11,7 +11,8 @@ an ordinary checkpoint, or a *delta* against the version before it, where the me
 A delta has the tensors that changed, each as one zstd frame of dtype U8 under its name, and in the metadata of the
 safetensors file the checksum of its new bytes. ``overwrite``: a uint32 count, as many uint32 positions of bytes, and
 the new bytes, little-endian; ``xor``: the difference of all bytes. ``latest`` is a text file with the name of the
-newest version. What begins with a dot is of no version.
+newest version; ``origin.json`` says whose versions they are. What begins with a dot is of no version. The index of a
+full one has a ``checksum`` of all its bytes, which the writer that reads it back compares.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, Self, TypeAlias
@@ -36,7 +37,9 @@ from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest
 from ps_protocol.files import PUBLIC_MODE, full_disk, replace_file, sync
 from ps_protocol.model.spec import DType
 from ps_server.checkpoint.file_plan import (
+    DTYPES,
     INDEX_NAME,
+    LENGTH_BYTES,
     MAX_FILE_BYTES,
     FileForm,
     TensorForm,
@@ -49,6 +52,7 @@ from ps_server.checkpoint.files import output, remove_tree, write_file
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 LATEST_NAME: Final = "latest"
+ORIGIN_NAME: Final = "origin.json"
 
 _NAME = re.compile(r"weight_v(\d{6,})")
 _PARTIAL = re.compile(r"\.weight_v\d{6,}\.part")
@@ -84,6 +88,14 @@ class WrittenVersion:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Whose versions a directory has: numbers of another name or job mean other ones."""
+
+    name: str
+    job_id: str
+
+
+@dataclass(frozen=True)
 class _Base:
     number: int
     tensors: tuple[TensorForm, ...]
@@ -94,7 +106,8 @@ class WeightDirectory:
     """Writes versions, used by one thread. One process at a time has a directory; a context that ends that.
 
     Wherever the process is killed, the directory has each version whole or not at all, and every delta has what it
-    builds on. The first version of a process, one that does not follow the one before, and one of other shapes is full.
+    builds on. One that does not follow the one before, one of other shapes, and one behind files that are damaged is
+    full.
     """
 
     def __init__(
@@ -132,6 +145,8 @@ class WeightDirectory:
                 self._versions = {number: _is_full(path / _name(number)) for number in _numbers(path)}
                 if self._versions:
                     self._point(self.newest)
+                #: None: there is no version, or one of torch-ps did not write them.
+                self.origin = _origin(path) if self._versions else None
             except BaseException:
                 os.close(self._lock)
                 raise
@@ -158,6 +173,12 @@ class WeightDirectory:
         """By number, whether it is full; oldest first."""
         return dict(sorted(self._versions.items()))
 
+    def begin(self, origin: Origin) -> None:
+        """Note whose versions are written from now on. Raises ConfigError, StorageFull."""
+        with self._storage():
+            replace_file(self.path / ORIGIN_NAME, json.dumps(asdict(origin)).encode(), PUBLIC_MODE)
+        self.origin = origin
+
     def write(self, number: int, tensors: Sequence[TensorForm], values: Mapping[str, memoryview]) -> WrittenVersion:
         """Write version ``number``, which is newer than all others, and remove what need not stay.
 
@@ -179,10 +200,14 @@ class WeightDirectory:
                     expected=f"{tensor.nbytes} bytes",
                     actual=f"{size} bytes",
                 )
+        if self._base is None and self._versions and number == self.newest + 1:
+            # Of an earlier process.
+            self._base = _read_back(self.path, self.newest)
         target, partial = self.path / _name(number), self.path / f".{_name(number)}.part"
         now = _Base(number, tuple(tensors), values)
         delta = _Delta.between(self._base, now) if self._base and self._may_be_delta(now) else None
         with self._storage():
+            self._remove_old()  # first: fewer may be kept now, where the disk was full
             partial.mkdir()
             try:
                 size = delta.write(partial) if delta else self._write_full(partial, now)
@@ -202,7 +227,7 @@ class WeightDirectory:
 
     def _may_be_delta(self, now: _Base) -> bool:
         base = self._base
-        if base is None or base.number + 1 != now.number or base.tensors != now.tensors:
+        if base is None or base.number + 1 != now.number or _by_name(base.tensors) != _by_name(now.tensors):
             return False
         anchor = max(number for number, full in self._versions.items() if full)
         return now.number - anchor < self._anchor_every
@@ -216,7 +241,12 @@ class WeightDirectory:
             form = FileForm.of(numbered("model", place, len(groups)), group)
             size += _write_tensors(folder, form, version.values)
             files.update(dict.fromkeys(form.at, form.name))
-        write_file(folder / INDEX_NAME, index_json(files, {"total_size": total, "version": _digits(version.number)}))
+        metadata: dict[str, str | int] = {
+            "total_size": total,
+            "version": _digits(version.number),
+            "checksum": _checksum(version.values),
+        }
+        write_file(folder / INDEX_NAME, index_json(files, metadata))
         for name, data in self._beside.items():
             write_file(folder / name, data)
         return size
@@ -344,7 +374,66 @@ def _overwritten(old: Bytes, new: Bytes) -> Bytes:
     return np.concatenate([count.view(np.uint8), positions.view(np.uint8), new[positions]])
 
 
+def _applied(encoding: str, old: Bytes, frame: Bytes) -> Bytes:
+    """The new bytes of a tensor. Raises ValueError, IndexError, ZstdError for what is no delta of it."""
+    size = zstandard.frame_content_size(frame.data)
+    if not 0 <= size <= 4 + 5 * len(old):
+        raise ValueError(f"a tensor of {len(old)} bytes has a delta of {size} bytes")
+    data = np.frombuffer(zstandard.ZstdDecompressor().decompress(frame.data), np.uint8)
+    if encoding == "xor":
+        return np.bitwise_xor(old, data)
+    count = int.from_bytes(data[:4].tobytes(), "little")
+    new = old.copy()
+    new[data[4 : 4 + 4 * count].view("<u4")] = data[4 + 4 * count :]
+    return new
+
+
 # -- files
+
+
+def _read_back(path: Path, number: int) -> _Base | None:
+    """Version ``number``, from the full one that it builds on; None where its files are damaged or missing."""
+    folders, at = [], number
+    try:
+        while encoding := (metadata := _metadata(path / _name(at))).get("delta_encoding"):
+            folders.append((path / _name(at), encoding))
+            at, newer = int(metadata["base_version"]), at
+            if at >= newer:
+                return None
+        forms: dict[str, TensorForm] = {}
+        values: dict[str, Bytes] = {}
+        for form, data, _ in _tensors(path / _name(at)):
+            forms[form.name], values[form.name] = form, data
+        if _checksum({name: data.data for name, data in values.items()}) != metadata["checksum"]:
+            return None
+        for folder, encoding in reversed(folders):
+            for form, frame, checksum in _tensors(folder):
+                new = _applied(encoding, values[form.name], frame)
+                if xxhash.xxh3_128_hexdigest(new.data) != checksum:
+                    return None
+                values[form.name] = new
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, zstandard.ZstdError, DamagedData):
+        return None
+    return _Base(number, tuple(forms.values()), {name: data.data for name, data in values.items()})
+
+
+def _tensors(folder: Path) -> Iterator[tuple[TensorForm, Bytes, str]]:
+    """Each tensor of the safetensors files of a version, its bytes, and the checksum in the metadata of its file.
+
+    Raises ValueError and the like for other files.
+    """
+    for name in sorted(set(json.loads((folder / INDEX_NAME).read_bytes())["weight_map"].values())):
+        data = np.fromfile(folder / Path(name).name, np.uint8)
+        begins = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES].tobytes(), "little")
+        header = json.loads(data[LENGTH_BYTES:begins].tobytes())
+        checksums = header.pop("__metadata__", {})
+        for tensor, info in header.items():
+            form = TensorForm(tensor, DTYPES[info["dtype"]], tuple(info["shape"]))
+            begin, end = info["data_offsets"]
+            part = data[begins + begin : begins + end]
+            if len(part) != form.nbytes:
+                raise ValueError(f"'{tensor}' has {len(part)} bytes of {form.nbytes}")
+            yield form, part, checksums.get(tensor, "")
 
 
 def _write_tensors(folder: Path, form: FileForm, values: Mapping[str, memoryview]) -> int:
@@ -359,6 +448,18 @@ def _array(buffer: memoryview) -> Bytes:
     return np.frombuffer(buffer, np.uint8)
 
 
+def _checksum(values: Mapping[str, memoryview]) -> str:
+    """xxh3-128 of the bytes of all tensors, in the order of their names."""
+    digest = xxhash.xxh3_128()
+    for name in sorted(values):
+        digest.update(_array(values[name]).data)
+    return digest.hexdigest()
+
+
+def _by_name(tensors: Sequence[TensorForm]) -> list[TensorForm]:
+    return sorted(tensors, key=lambda tensor: tensor.name)
+
+
 def _digits(number: int) -> str:
     return f"{number:06d}"
 
@@ -371,12 +472,30 @@ def _numbers(path: Path) -> list[int]:
     return [int(found[1]) for each in path.iterdir() if (found := _NAME.fullmatch(each.name)) and each.is_dir()]
 
 
+def _origin(path: Path) -> Origin | None:
+    try:
+        plain = json.loads((path / ORIGIN_NAME).read_bytes())
+        return Origin(str(plain["name"]), str(plain["job_id"]))
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedData(
+            f"{path / ORIGIN_NAME} does not say whose versions are there: {error}",
+            remedy="remove it if they are of this job; else give a new directory",
+        ) from error
+
+
 def _is_full(version: Path) -> bool:
+    return "delta_encoding" not in _metadata(version)
+
+
+def _metadata(version: Path) -> Mapping[str, str]:
+    """Of the index of a version; nothing without one. Raises DamagedData."""
     index = version / INDEX_NAME
     try:
-        return "delta_encoding" not in json.loads(index.read_bytes()).get("metadata", {})
+        return dict(json.loads(index.read_bytes()).get("metadata", {}))
     except FileNotFoundError:
-        return True
+        return {}
     except (AttributeError, TypeError, ValueError) as error:
         raise DamagedData(
             f"{index} is no index of a checkpoint: {error}", remedy=f"remove {version} and those after it"

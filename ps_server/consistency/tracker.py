@@ -122,6 +122,20 @@ class Tracker:
             self._enter(worker, position)
         return position
 
+    def answered(self, worker: WorkerKey, sequence: int) -> bool:
+        """``worker`` has had the answers to its pushes up to ``sequence`` and sends none of them again; whether one of
+        them is new here. A restart forgets those that changed nothing, and without a log others, too.
+
+        Raises Fenced, or InvalidRequest before ``attach`` and for a sequence that cannot be.
+        """
+        participant = self._participant(worker)
+        if sequence >= LIMIT:
+            raise _sequence_out_of_range(worker, sequence, LIMIT)
+        if sequence <= participant.last_sequence:
+            return False
+        participant.last_sequence = sequence
+        return True
+
     def push(self, push: PushInfo) -> PushDecision:
         """Decide on one whole push. Raises Fenced, or InvalidRequest when its position does not rise.
 
@@ -331,7 +345,8 @@ class Tracker:
 
     def _recall(self, worker: WorkerKey, sequence: int, position: Position) -> None:
         """A push of ``worker`` was applied. Of two lives of one rank the later one counts."""
-        self._kept_highest = max(self._kept_highest, position)
+        if position.clock:  # else it is in a barrier, whose end other workers may never see
+            self._kept_highest = max(self._kept_highest, position)
         known = self._participants.get(worker.rank)
         if known is None or known.incarnation < worker.incarnation:
             self._enter(worker, position)
@@ -413,6 +428,15 @@ def _does_not_rise(push: PushInfo, own: Position) -> InvalidRequest:
         expected=f"a position above {own}, its clock from 1",
         actual=str(push.position),
         remedy="continue from the position the shard named when the stream opened",
+    )
+
+
+def _sequence_out_of_range(worker: WorkerKey, sequence: int, limit: int) -> InvalidRequest:
+    """``limit``: sequences are below."""
+    return InvalidRequest(
+        f"the last push that {worker} has had answered is out of range",
+        expected=f"a sequence below {limit}",
+        actual=str(sequence),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ps_protocol.records import fields_of
+from ps_protocol.records import from_plain, to_plain
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.consistency.events import START, ParticipantStatus, Position, Verdict, WorkerKey
 
@@ -57,35 +57,15 @@ class TrackerState:
 
     def to_json(self) -> dict[str, Any]:
         """Encode as JSON's types."""
-        return {
-            "version": self.version,
-            "applied": self.applied,
-            "highest": self.highest,
-            "standings": [
-                {"worker": fields_of(each.worker), "position": each.position, "last_sequence": each.last_sequence}
-                for each in self.standings
-            ],
-            "outcomes": dict(self.outcomes),
-            "staleness": self.staleness,
-            **({"norms": self.norms} if self.norms else {}),
-        }
+        plain: dict[str, Any] = to_plain(self)
+        if not self.norms:
+            del plain["norms"]
+        return plain
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Raises KeyError or TypeError for what ``to_json`` did not make."""
-        standings = tuple(
-            ParticipantStatus(WorkerKey(**item["worker"]), Position(*item["position"]), item["last_sequence"])
-            for item in data["standings"]
-        )
-        return cls(
-            data["version"],
-            Position(*data["applied"]),
-            Position(*data["highest"]),
-            standings,
-            data["outcomes"] or {},
-            tuple(data["staleness"]),
-            tuple((Position(*position), squared_norm) for position, squared_norm in data.get("norms", ())),
-        )
+        """Raises TypeError, ValueError or LookupError for what ``to_json`` did not make."""
+        return from_plain(cls, {name: data[name] for name in cls.__match_args__ if name != "norms" or name in data})
 
 
 def pushes_to_pb(state: TrackerState) -> pb.KnownPushes:

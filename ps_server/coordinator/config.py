@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ps_protocol.cluster.address import parse_metrics_port
 from ps_protocol.cluster.scaling import WorkerRange
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError, InvalidRequest
@@ -27,7 +28,7 @@ from ps_server.coordinator.persistence.cluster_records import ClusterRecords
 from ps_server.coordinator.persistence.saved_facts import saved_seed
 from ps_server.coordinator.settings import ClusterSettings, PartitionOptions, check_consistency, partition_flags
 from ps_server.limits import JobLimits, ServerLimits
-from ps_server.serving.metrics import MetricsConfig, parse_port
+from ps_server.serving.metrics import MetricsConfig
 from ps_server.settings import configured, setting
 
 logger = EventLogger(__name__)
@@ -135,6 +136,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         first_incarnation=time.time_ns() // 1_000_000,
         clock_began=time.time() - time.monotonic(),
         job=security.job,
+        job_id=(kept.identity.job_id if kept else "") or secrets.token_hex(8),
         limits=configured(JobLimits, options),
     )
     if kept is not None:
@@ -161,7 +163,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         cluster=cluster,
         checkpoints=checkpoints,
         saved=saved,
-        metrics=MetricsConfig(options["bind"], parse_port(options["metrics_port"])),
+        metrics=MetricsConfig(options["bind"], parse_metrics_port(options["metrics_port"])),
         limits=configured(ServerLimits, options),
         elastic=elastic,
         engine=engine,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
+from ps_protocol.cluster.leases import IntervalSet, LeaseAnswer, LeaseAsk, Span
 from ps_protocol.errors import Fenced, InvalidRequest
 from ps_server.coordinator.changes import StateChange
 
@@ -115,66 +114,6 @@ def _trained_before(seconds: float, free: int, batch: int, others: Collection[Pa
     return False
 
 
-class IntervalSet:
-    """Used by DataLeases. Memory is O(ranges after merging); changes cost that too, at worst."""
-
-    def __init__(self, spans: Iterable[Span] = ()) -> None:
-        #: Begins and ends of the ranges, ascending: b0 < e0 < b1 < e1 …
-        self._edges: list[int] = []
-        for span in spans:
-            self.add(span)
-
-    def __iter__(self) -> Iterator[Span]:
-        """The ranges, lowest first."""
-        return (Span(self._edges[i], self._edges[i + 1]) for i in range(0, len(self._edges), 2))
-
-    def __bool__(self) -> bool:
-        return bool(self._edges)
-
-    def __len__(self) -> int:
-        """Positions in the set."""
-        return sum(map(len, self))
-
-    def add(self, span: Span) -> None:
-        """Add ``span``, and merge ranges that touch."""
-        if len(span):
-            # Keep an edge only if its position is outside the set, so that touching ranges become one.
-            left, right = bisect_left(self._edges, span.begin), bisect_right(self._edges, span.end)
-            self._edges[left:right] = [span.begin] * (left % 2 == 0) + [span.end] * (right % 2 == 0)
-
-    def remove(self, span: Span) -> None:
-        """Remove ``span``, as far as it is in the set."""
-        if len(span):
-            left, right = bisect_left(self._edges, span.begin), bisect_right(self._edges, span.end)
-            self._edges[left:right] = [span.begin] * (left % 2) + [span.end] * (right % 2)
-
-    def overlaps(self, span: Span) -> bool:
-        """Whether any position of ``span`` is in the set."""
-        if not len(span):
-            return False
-        place = bisect_right(self._edges, span.begin)
-        return place % 2 == 1 or (place < len(self._edges) and self._edges[place] < span.end)
-
-    def covers(self, span: Span) -> bool:
-        """Whether every position of ``span``, which is not empty, is in the set."""
-        place = bisect_right(self._edges, span.begin)
-        return place % 2 == 1 and span.end <= self._edges[place]
-
-    def take(self, count: int, batch: int = 1) -> Span:
-        """Remove and return up to ``count`` positions from the lowest range. They end at a multiple of ``batch`` if one
-        is among them.
-
-        Raises IndexError when the set is empty.
-        """
-        begin, end = self._edges[:2]
-        if begin + count < end:
-            end = begin + count
-            end = max(end - end % batch, min(end, begin - begin % batch + batch))
-        span = Span(begin, end)
-        self.remove(span)
-        return span
-
-
 _MOST_ITEMS = (1 << 63) - 1
 
 _MOST_FINGERPRINT = 1 << 16
@@ -215,7 +154,7 @@ class _Dataset:
 
     def release(self, holder: _Holder) -> int:
         """Free all leases of ``holder``; returns the number of items."""
-        count = len(holder.leased)
+        count = holder.leased.positions
         for span in holder.leased:
             self.free.add(span)
         holder.leased = IntervalSet()
@@ -228,8 +167,10 @@ class DataLeases:
     Guarantees: a position is leased to one live worker at most; an epoch is finished once each of its items was
     reported as trained exactly once; the lowest free items go first; leases shrink at the end of an epoch, most for
     slow workers, so that all finish together. A worker that dies or leaves loses its leases at once; another worker
-    trains again what it had trained and not reported. Memory is O(live workers) per dataset, and one record for an
-    unused dataset. An event that raises has changed nothing.
+    trains again what it had trained and not reported. What was leased to a worker that did not hear of it becomes free
+    with its next request, which says what it holds: an answer may be lost, or a request come when its repetition was
+    answered. Memory is O(live workers) per dataset, and one record for an unused dataset. An event that raises has
+    changed nothing.
     """
 
     def __init__(self) -> None:
@@ -242,7 +183,7 @@ class DataLeases:
         return StateChange(None, "; ".join(self._forget_lost()))
 
     def lease(self, rank: int, incarnation: int, ask: LeaseAsk, now: float = 0.0) -> StateChange[LeaseAnswer]:
-        """Note what the worker has trained, then lease it a range if it asks for one.
+        """Note what the worker has trained and what it holds, then lease it a range if it asks for one.
 
         ``now``: seconds of any steady clock. It gives the speed of workers, which determines the size of the range.
 
@@ -266,14 +207,16 @@ class DataLeases:
         trained = _trained(data, holder, rank, ask)
         # Nothing raises from here on.
         self._datasets[ask.dataset], data.holders[rank] = data, holder
-        before = len(holder.leased)
+        before = holder.leased.positions
         for span in trained:
             holder.leased.remove(span)
-        if count := before - len(holder.leased):
+        if count := before - holder.leased.positions:
             holder.pace.reported(count, now)
         reasons = [_finished(ask.dataset, data)] if data.length and trained and data.finish_epoch() else []
         if ask.sequence > holder.sequence:
             holder.sequence, holder.granted = ask.sequence, None
+            if count := _free_unheard(data, holder, ask):
+                reasons.append(f"{count} items of '{ask.dataset}' are free again: worker {rank} did not hear of them")
         if not ask.lease_items and (count := data.release(holder)):
             reasons.append(f"worker {rank} gives back {count} items of '{ask.dataset}'")
         return StateChange(_answer(data, holder, ask, now), "; ".join(reasons))
@@ -281,7 +224,7 @@ class DataLeases:
     @property
     def outstanding(self) -> tuple[int, int]:
         """The number of workers with a lease, counted per dataset, and of leased items."""
-        held = [len(holder.leased) for data in self._datasets.values() for holder in data.holders.values()]
+        held = [holder.leased.positions for data in self._datasets.values() for holder in data.holders.values()]
         return sum(map(bool, held)), sum(held)
 
     def persisted_state(self) -> dict[str, Any]:
@@ -335,7 +278,7 @@ def _check_ask(ask: LeaseAsk) -> None:
             expected=f"{_MOST_FINGERPRINT} characters at most",
             actual=str(len(ask.fingerprint)),
         )
-    for span in ask.trained:
+    for span in (*ask.trained, *(ask.held or ())):
         if not 0 <= span.begin < span.end <= ask.length:
             raise InvalidRequest(
                 f"not a range of dataset '{ask.dataset}'",
@@ -380,6 +323,22 @@ def _trained(data: _Dataset, holder: _Holder, rank: int, ask: LeaseAsk) -> tuple
     return ask.trained
 
 
+def _free_unheard(data: _Dataset, holder: _Holder, ask: LeaseAsk) -> int:
+    """Free what is leased to ``holder`` and not among what it says it holds; returns the number of items.
+
+    Only a new request is believed: one that is repeated may be older than the answer to its repetition.
+    """
+    if ask.held is None:
+        return 0
+    unheard = IntervalSet(holder.leased)
+    for span in ask.held if ask.trained_epoch == data.epoch else ():
+        unheard.remove(span)
+    for span in unheard:
+        holder.leased.remove(span)
+        data.free.add(span)
+    return unheard.positions
+
+
 def _finished(name: str, data: _Dataset) -> str:
     return f"epoch {data.epoch - 1} of '{name}' is finished: {data.length} items"
 
@@ -404,9 +363,9 @@ def _size(data: _Dataset, holder: _Holder, ask: LeaseAsk, now: float) -> int:
     if not ask.batch_items:
         return ask.lease_items
     others = (other for other in data.holders.values() if other is not holder and other.leased)
-    paced = [other.pace.worker(len(other.leased), now) for other in others]
-    own = holder.pace.worker(len(holder.leased), now)
-    return lease_size(ask.lease_items, ask.batch_items, len(data.free), own, paced)
+    paced = [other.pace.worker(other.leased.positions, now) for other in others]
+    own = holder.pace.worker(holder.leased.positions, now)
+    return lease_size(ask.lease_items, ask.batch_items, data.free.positions, own, paced)
 
 
 def _dataset_to_plain(data: _Dataset) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from ps_server.coordinator.membership.scaling import WantedSize, scaled
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.persistence.saved_facts import place_as_saved
 from ps_server.coordinator.placement.declaration import PlacementPlan
-from ps_server.coordinator.publications import PublishPlan
+from ps_server.coordinator.publications import SHOWN_READERS, PublishPlan
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.views import Publisher
 
@@ -334,17 +334,13 @@ class Driver:
         """
         self._publisher.publish()
         self._state.membership.find(Role.WORKER, rank, incarnation)
-        self._state.placement.shard_map(ask.model)
-        return self._state.publications.plan(ask)
+        shards = len(self._state.placement.shard_map(ask.model).holders)
+        return self._state.publications.plan(ask, shards)
 
     def commit_publication(self, ask: PublishAsk, number: int, pieces: Iterable[WeightsPiece]) -> WeightsVersion:
         """See Publications.commit. Raises UnknownModel or ModelReleased where the model was released meanwhile."""
         self._state.placement.shard_map(ask.model)
         return self._settle(self._state.publications.commit(ask, number, pieces, self._clock(), self._now()))
-
-    def newest_version(self, name: str) -> WeightsVersion:
-        """See Publications.newest."""
-        return self._state.publications.newest(name)
 
     async def follow_weights(self, ask: FollowAsk, wait_seconds: float) -> FollowAnswer:
         """See Publications.follow; waits up to ``wait_seconds`` (30 s at most) for a version that is newer."""
@@ -365,9 +361,9 @@ class Driver:
         """See Publications.pin."""
         self._settle(self._state.publications.pin(name, pin, seconds, self._now()))
 
-    def weights(self) -> tuple[WeightsState, ...]:
+    def weights(self, shown_readers: int = SHOWN_READERS) -> tuple[WeightsState, ...]:
         """See Publications.states."""
-        return self._state.publications.states(self._state.membership.shard_homes, self._clock())
+        return self._state.publications.states(self._state.membership.shard_homes, self._clock(), shown_readers)
 
     def begin_move(self, move: str) -> int:
         """See PlacementState.begin_move."""

@@ -51,6 +51,7 @@ from ps_server.page.needs import check_libraries
 from ps_server.serving import grpc_server
 from ps_server.serving.metrics import MetricsConfig, metrics_option, serve_metrics
 from ps_server.settings import options, was_given
+from ps_server.tasks import first_of
 
 if TYPE_CHECKING:
     from ps_server.page.server import PageServer
@@ -146,9 +147,8 @@ async def serve(
         running = asyncio.create_task(checkpoints.run(), name="checkpoints")
         ending = end_with_job(driver, checkpoints, stop if config.exit_when_finished else None)
         watching = asyncio.create_task(ending, name="end-with-job")
-        ends = [asyncio.ensure_future(event.wait()) for event in (stop, driver.failed)]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for each in (*ends, watching, recording, adapting, scaling_task):
+        await first_of(stop.wait(), driver.failed.wait())
+        for each in (watching, recording, adapting, scaling_task):
             each.cancel()
         await moves.stop()
         await publishing.stop()

@@ -79,6 +79,13 @@ WEIGHTS_BEHIND = COORDINATOR.gauge(
     "Versions that the reader of published weights that is furthest behind has not got.",
     "name",
 )
+WEIGHTS_RECEIVED = COORDINATOR.gauge(
+    "weights_received_bytes",
+    "Bytes of published weights that the present readers have received, by form: delta or full; saved: the bytes that "
+    "they did not have to receive thanks to deltas.",
+    "name",
+    "form",
+)
 LEASES = COORDINATOR.gauge("data_leases", "Workers that hold a range of a dataset.")
 LEASED_ITEMS = COORDINATOR.gauge("data_leased_items", "Items in the ranges of datasets that workers hold.")
 
@@ -136,9 +143,14 @@ class CoordinatorMetrics:
         yield PUBLISH.of(self._publishing.times.value)
         for state in self._driver.weights():
             yield NEWEST_WEIGHTS.of(state.newest, state.name)
-            yield WEIGHTS_READERS.of(len(state.readers), state.name)
-            behind = (state.newest - reader.have for reader in state.readers)
-            yield WEIGHTS_BEHIND.of(max(behind, default=0), state.name)
+            yield WEIGHTS_READERS.of(state.reader_count, state.name)
+            yield WEIGHTS_BEHIND.of(state.most_behind, state.name)
+            for form, received in (
+                ("delta", state.delta_bytes),
+                ("full", state.full_bytes),
+                ("saved", state.saved_bytes),
+            ):
+                yield WEIGHTS_RECEIVED.of(received, state.name, form)
         holders, items = self._driver.data_leases
         yield LEASES.of(holders)
         yield LEASED_ITEMS.of(items)

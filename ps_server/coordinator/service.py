@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from ps_protocol import times
+from ps_protocol import times as shared
 from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.view import ClusterView, Member, Role, StandbyReport
 from ps_protocol.cluster.weights import WeightsPin
@@ -25,6 +25,7 @@ from ps_protocol.wire.convert.exchange import exchange_state_to_pb
 from ps_protocol.wire.convert.model import CONSISTENCY
 from ps_protocol.wire.convert.weights import FOLLOW_ANSWER, FOLLOW_ASK, PUBLISH_ASK, STATE
 from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.elasticity.scaling import JobScaling
@@ -100,7 +101,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         async with translated(context):
             ask = convert.JOIN.from_pb(request)
             self._sessions.check_joining(current_caller(), ask.role, ask.index)
-            joined = await self._driver.join_when_vacant(ask, _wait_seconds(times.PATIENCE_SECONDS, context))
+            joined = await self._driver.join_when_vacant(ask, wait_seconds(shared.PATIENCE_SECONDS, context))
             named, member = replace(joined, job=self._driver.settings.job), joined.member
             reply = convert.JOINED.to_pb(named, index=member.index, incarnation=member.incarnation)
             reply.session = self._sessions.issue(current_caller(), joined.member)
@@ -181,7 +182,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """The end of a worker's use of a model, and of the model, after waiting for other workers."""
         async with translated(context):
             check_member(Role.WORKER, request.rank, request.incarnation)
-            wait = _wait_seconds(request.wait_seconds, context)
+            wait = wait_seconds(request.wait_seconds, context)
             ask = convert.CLOSED_MODEL.from_pb(request)
             await self._releases.close(request.rank, request.incarnation, ask, wait)
             return pb.CloseModelReply()
@@ -198,7 +199,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> pb.ClusterView:
         """The view with the new mode, which begins at one point of all shards."""
         async with translated(context):
-            wait = _wait_seconds(times.PATIENCE_SECONDS, context)
+            wait = wait_seconds(shared.PATIENCE_SECONDS, context)
             return convert.VIEW.to_pb(await self._modes.change(CONSISTENCY.from_pb(request.consistency), wait))
 
     async def AcknowledgeDivergence(  # noqa: N802
@@ -213,7 +214,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Whether the barrier has opened, after waiting for it."""
         async with translated(context):
             check_member(Role.WORKER, request.rank, request.incarnation)
-            wait = _wait_seconds(request.wait_seconds, context)
+            wait = wait_seconds(request.wait_seconds, context)
             state = await self._driver.barrier(request.rank, request.incarnation, request.phase, wait)
             return convert.BARRIER.to_pb(state)
 
@@ -221,7 +222,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """The payloads of an exchange, after waiting for them."""
         async with translated(context):
             check_member(Role.WORKER, request.rank, request.incarnation)
-            key, wait = ExchangeKey(request.name, request.ordinal), _wait_seconds(request.wait_seconds, context)
+            key, wait = ExchangeKey(request.name, request.ordinal), wait_seconds(request.wait_seconds, context)
             state = await self._driver.exchange(request.rank, request.incarnation, key, request.payload, wait)
             return exchange_state_to_pb(state)
 
@@ -233,7 +234,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             most = self._driver.settings.limits.max_name_bytes
             with self._limit_counts.counting():
                 check_length("the name of a dataset", request.dataset, most, NAME_REMEDY)
-            ask, wait = LEASE_ASK.from_pb(request), _wait_seconds(request.wait_seconds, context)
+            ask, wait = LEASE_ASK.from_pb(request), wait_seconds(request.wait_seconds, context)
             return LEASE_ANSWER.to_pb(await self._driver.lease_data(request.rank, request.incarnation, ask, wait))
 
     async def Checkpoint(  # noqa: N802
@@ -294,7 +295,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> pb.FollowWeightsReply:
         """The newest version of a name, after waiting for one that is newer than the reader's."""
         async with translated(context):
-            wait = _wait_seconds(request.wait_seconds, context)
+            wait = wait_seconds(request.wait_seconds, context)
             return FOLLOW_ANSWER.to_pb(await self._driver.follow_weights(FOLLOW_ASK.from_pb(request), wait))
 
     async def PinWeights(  # noqa: N802
@@ -349,12 +350,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return self._views.encode(view, before)
 
 
-def _wait_seconds(wished: float, context: Context) -> float:
+def wait_seconds(wished: float, context: Context) -> float:
     """How long a call may wait. Raises InvalidRequest for an invalid time; the driver limits a long one."""
     if not wished >= 0.0:
         raise InvalidRequest(
             "wait_seconds is not a valid time", expected="0 or more seconds", actual=str(wished), remedy="send 0"
         )
     left = context.time_remaining()
-    # Answer before the caller's deadline.
-    return wished if left is None else min(wished, left - 0.5)
+    return wished if left is None else min(wished, left - times.ANSWER_SECONDS)

@@ -78,6 +78,8 @@ class ClusterSettings:
     clock_began: float = 0.0
     #: Name of the job, for people, metrics and logs.
     job: str = DEFAULT_JOB
+    #: Random, made at the first start of the job; empty: readers cannot tell the job from another one.
+    job_id: str = ""
 
     @property
     def identity(self) -> JobIdentity:
@@ -89,6 +91,7 @@ class ClusterSettings:
             self.seed,
             self.least_workers,
             self.most_workers,
+            self.job_id,
         )
 
     @property
@@ -107,6 +110,8 @@ class JobIdentity:
     seed: int
     least_workers: int = 0
     most_workers: int = 0
+    #: Empty in a journal of version 0.1.0.
+    job_id: str = ""
 
     @property
     def workers(self) -> WorkerRange:

@@ -40,7 +40,7 @@ class ClusterState:
         self._scaling = Scaling()
         self.membership = MembershipState(settings, self._view, phase, self._scaling)
         self.placement = PlacementState(settings.partition, settings.limits, self._view)
-        self.publications = Publications()
+        self.publications = Publications(settings.job_id)
 
     @classmethod
     def restore(cls, settings: ClusterSettings, records: ClusterRecords, now: float) -> ClusterState:
@@ -109,6 +109,7 @@ class ClusterState:
             self.membership.statuses(now),
             at_seconds=self._settings.clock_began + now,
             job=self._settings.job,
+            job_id=self._settings.job_id,
             stale_rules={
                 name: str(shard_map.spec.stale)
                 for name, shard_map in self.placement.shard_maps.items()

@@ -10,6 +10,8 @@ RESTART_SECONDS = 3.0
 """Leases last so much longer after a restart: gRPC tries an address again about once a second."""
 PARKED_SECONDS = 30.0
 """A call waits so long for other workers before it is answered that they have not come; its caller repeats it."""
+ANSWER_SECONDS = 0.5
+"""Such a call is answered so long before the deadline of its caller."""
 VIEW_SECONDS = 2.0
 """A change waits so long, at most, before watchers receive it, however many they are."""
 

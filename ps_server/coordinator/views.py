@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from ps_server.coordinator import times
 from ps_server.coordinator.beginning import Beginning
 from ps_server.coordinator.persistence.cluster_records import changed_rows
 from ps_server.coordinator.persistence.journal import Journal
+from ps_server.tasks import Conditions
 
 logger = EventLogger(__name__)
 
@@ -118,8 +119,8 @@ class Publisher:
         self._saved = begun.records
         #: Whether a decision is not on disk yet, or not in ``view``.
         self._pending = False
-        #: Set, and replaced by a new one, at every change of the state.
-        self._changed = asyncio.Event()
+        #: The state.
+        self._changes = Conditions()
         self._closing = False
         self._failure: DamagedData | None = None
         #: Set when the journal turned out to be an older one.
@@ -131,8 +132,8 @@ class Publisher:
         self._sent = self.view
         self._pace = ViewPace()
         self._watchers = 0
-        #: Set, and replaced by a new one, when a view is sent.
-        self._sending = asyncio.Event()
+        #: What watchers receive.
+        self._sendings = Conditions()
         #: Sends watchers the newest view when their waiting time is over.
         self._later: asyncio.TimerHandle | None = None
 
@@ -152,7 +153,7 @@ class Publisher:
             self.write()
             self._pending = False
             self.view = self._marked_view()
-            self._wake()
+            self._changes.wake()
             self._send()
 
     def write(self) -> None:
@@ -182,14 +183,14 @@ class Publisher:
             logger.failure(error)
             self._failure = error
             self.failed.set()
-            self._wake()
+            self._changes.wake()
             self._send_now()
             raise
 
     def check_failed(self) -> None:
         """Raises DamagedData when the journal turned out to be an older one."""
-        if (known := self._failure) is not None:
-            raise DamagedData(known.message, expected=known.expected, actual=known.actual, remedy=known.remedy)
+        if self._failure is not None:
+            raise copy(self._failure)
 
     def check_open(self) -> None:
         """Raises Unavailable once ``close`` was called, and the errors of ``check_failed``."""
@@ -200,14 +201,12 @@ class Publisher:
     def close(self) -> None:
         """End every watch stream and wake every parked call."""
         self._closing = True
-        self._wake()
+        self._changes.wake()
         self._send_now()
 
     async def wait_for_change(self, seconds: float) -> None:
         """Return at the next change of the state, or after ``seconds``."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
+        await self._changes.changed(seconds)
 
     async def repeat(self, attempt: Callable[[], T], answered: Callable[[T], bool], wait_seconds: float) -> T:
         """Call ``attempt`` now and after every change until its result is ``answered`` or time is up; returns the last
@@ -244,7 +243,7 @@ class Publisher:
                     view = self._sent
                     yield view
                 else:
-                    await self._sending.wait()
+                    await self._sendings.changed()
         finally:
             self._watchers -= 1
 
@@ -263,13 +262,8 @@ class Publisher:
             self._later = None
         self._sent = self.view
         self._pace.sent(self._clock())
-        self._sending.set()
-        self._sending = asyncio.Event()
+        self._sendings.wake()
 
     def _marked_view(self) -> ClusterView:
         view = self._state.view
         return replace(view, journal_mark=self._journal.mark) if self._journal else view
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()

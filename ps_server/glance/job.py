@@ -11,6 +11,7 @@ from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.job_state import headline, job_state, mode_text
 from ps_protocol.cluster.view import JobEvent, Role
 from ps_server.glance.alerts import Alert, alerts_of
+from ps_server.glance.publications import PublicationGlance, ReaderGlance, publications_of, readers_of
 from ps_server.glance.shards import ShardGlance, TableGlance, shards_of, tables_of
 from ps_server.glance.workers import WorkerGlance, workers_of
 
@@ -48,6 +49,9 @@ class JobGlance:
     tables: tuple[TableGlance, ...]
     checkpoints: tuple[CheckpointFacts, ...]
     placement: tuple[PlacedVariable, ...]
+    publications: tuple[PublicationGlance, ...]
+    #: Of published weights; those that are furthest behind.
+    readers: tuple[ReaderGlance, ...]
     events: tuple[JobEvent, ...]
     alerts: tuple[Alert, ...]
     configuration: Mapping[str, str]
@@ -81,6 +85,8 @@ def glance_of(history: JobHistory) -> JobGlance:
         tables=tables_of(history),
         checkpoints=history.checkpoints,
         placement=history.placement,
+        publications=publications_of(history),
+        readers=readers_of(history),
         events=tuple(map(_in_words, history.events)),
         alerts=alerts_of(history, workers, shards),
         configuration=dict(history.configuration),

@@ -20,6 +20,7 @@ from ps_protocol.cluster.job_state import current_members, diverging, expiring, 
 from ps_protocol.cluster.view import ClusterStatus, JobEvent, Role
 from ps_protocol.text import printable
 from ps_server.glance.job import JobGlance, glance_of
+from ps_server.glance.publications import PublicationGlance, ReaderGlance
 from ps_server.glance.shards import ShardGlance, TableGlance
 from ps_server.glance.workers import WorkerGlance
 
@@ -37,6 +38,8 @@ FEWEST_QUEUED = 0.05
 
 SPARKS = "▁▂▃▄▅▆▇█"
 EVENTS = 6
+PUBLICATIONS = 8
+LATE_READERS = 4
 FEWEST_WORKERS = 4
 
 SHOWN_DECISIONS = 3
@@ -60,9 +63,12 @@ def glance_view(glance: JobGlance, curves: Curves, width: int = NO_LIMIT, height
     rest: list[RenderableType] = [*_shards(glance, shards, width)]
     if glance.tables:
         rest.append(_table(_TABLES, glance.tables, width))
+    published = list(_published(glance, width))
+    rest += published
     rest += [_event(event, f"{time_text(event.at_seconds)[11:]} ", one_line=True) for event in glance.events[-EVENTS:]]
     lines = sum(-(-max(1, text.cell_len) // width) for text in texts)
     used = lines + len(rest) + len(glance.shards) + len(glance.tables) + 2
+    used += sum(each.row_count for each in published if isinstance(each, Table))
     return Group(*texts, *_workers(glance.workers, max(FEWEST_WORKERS, height - used - 2), width), *rest)
 
 
@@ -391,6 +397,58 @@ _TABLES: tuple[Column[TableGlance], ...] = (
     Column("admitted", lambda table: str(table.inserted), spare=5),
     Column("expired", lambda table: str(table.expired), spare=6),
     Column("evicted", lambda table: str(table.evicted), spare=7),
+)
+
+
+# Published weights.
+
+
+def _published(glance: JobGlance, width: int) -> Iterable[RenderableType]:
+    """The first names, and the readers that are furthest behind."""
+    if not glance.publications:
+        return
+    names = glance.publications[:PUBLICATIONS]
+    age: Column[PublicationGlance] = Column("age", lambda each: _age(each, glance.at_seconds), spare=3)
+    yield _table((*_PUBLICATIONS[:3], age, *_PUBLICATIONS[3:]), names, width)
+    if more := len(glance.publications) - len(names):
+        yield Text(f"and {more} more names", style="dim")
+    late = [reader for reader in glance.readers if reader.behind][:LATE_READERS]
+    if late:
+        yield _table(_LATE, late, width)
+        count = sum(each.readers for each in glance.publications)
+        if more := count - len(late):
+            yield Text(f"and {more} more readers", style="dim")
+
+
+def _age(publication: PublicationGlance, now: float) -> str:
+    return elapsed_text(max(0.0, now - publication.at_seconds)) if publication.version else ""
+
+
+def _moved(each: PublicationGlance | ReaderGlance) -> str:
+    """What was received as deltas and whole, and what that saved."""
+    if not each.delta_bytes and not each.full_bytes:
+        return ""
+    return f"{short(each.delta_bytes)}B / {short(each.full_bytes)}B, saved {short(each.saved_bytes)}B"
+
+
+_PUBLICATIONS: tuple[Column[PublicationGlance], ...] = (
+    Column("", lambda each: f"weights {each.name}", numeric=False),
+    Column("version", lambda each: str(each.version or NOTHING)),
+    Column("step", lambda each: str(each.step) if each.version else "", spare=2),
+    Column("bytes", lambda each: short(each.size_bytes), spare=5),
+    Column("readers", lambda each: str(each.readers), spare=1),
+    Column("by relays", lambda each: str(each.relayed or ""), spare=4, optional=True),
+    Column("behind", lambda each: str(each.behind) if each.readers else "", spare=1),
+    Column("deltas / whole", _moved, spare=6, optional=True),
+)
+
+_LATE: tuple[Column[ReaderGlance], ...] = (
+    Column("", lambda reader: f"reader {reader.name}", numeric=False),
+    Column("of", lambda reader: reader.publication, numeric=False, spare=2),
+    Column("version", lambda reader: str(reader.version or NOTHING), spare=1),
+    Column("behind", lambda reader: str(reader.behind)),
+    Column("serves", lambda reader: str(reader.serves or ""), spare=2, optional=True),
+    Column("deltas / whole", _moved, spare=3, optional=True),
 )
 
 _TOTALS: tuple[Column[TableTotals], ...] = (

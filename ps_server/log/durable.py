@@ -22,6 +22,7 @@ from ps_server.log.messages import EntryWriter
 from ps_server.log.record import Header, copy_record, encode_record, record_bytes, write_at
 from ps_server.log.scan import End
 from ps_server.log.segments import FEWEST_SEGMENTS, LogSegment, SegmentFolder, require_space, segment_bytes_for
+from ps_server.tasks import seen
 
 PRESSED_SECONDS = 5.0
 """How long a push waits for a snapshot before it is refused, to be tried again."""
@@ -391,7 +392,7 @@ class DurableLog:
         if self._preparing is None or self._preparing.done():
             self._preparing = asyncio.create_task(to_thread(self._prepare))
             # A caller that needs the room sees the error again.
-            self._preparing.add_done_callback(lambda task: task.cancelled() or task.exception())
+            seen(self._preparing)
         return self._preparing
 
     def _prepare(self) -> None:

@@ -9,13 +9,14 @@ import threading
 import uuid
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from ps_protocol.errors import ConfigError, DamagedData
 from ps_protocol.files import FILE_MODE, FOLDER_MODE, full_disk, make_private_folder, replace_file, sync
 from ps_protocol.logs import EventLogger
-from ps_protocol.records import fields_of
+from ps_protocol.records import fields_of, from_plain
 from ps_protocol.sealed import load, seal
 
 logger = EventLogger(__name__)
@@ -189,7 +190,7 @@ def _read(path: Path, shard: int) -> FolderIdentity:
     if not path.exists():
         _check_unused(path)
         return FolderIdentity(shard)
-    found = load(path, FORMAT, lambda body: FolderIdentity(**body), "restore the data directory from a copy")
+    found = load(path, FORMAT, partial(from_plain, FolderIdentity), "restore the data directory from a copy")
     if found.shard != shard:
         raise DamagedData(
             f"{path.parent} holds the data of another shard",

@@ -7,13 +7,15 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from ps_protocol.files import FILE_MODE, sync
-from ps_protocol.records import fields_of
+from ps_protocol.records import fields_of, from_plain
 from ps_protocol.sealed import SEAL_BYTES, load, seal, sealed
+from ps_protocol.wire.shared_memory import boot_id
 
 NAME = "head.json"
 FORMAT = 1
@@ -23,8 +25,6 @@ HEAD_BYTES = 512
 
 REMEDY = "nothing was changed: restore the data directory from a copy, or start with an empty one and a checkpoint"
 """Where a data directory is damaged."""
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,6 @@ class LogHead:
     def promises(self) -> bool:
         """Whether what was acknowledged must be there: the machine ran on, or records did not need it to."""
         return self.every_push and (self.synced or self.same_boot)
-
-
-def boot_id() -> str:
-    """The name of this start of the machine; empty where the system gives none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 class HeadFile:
@@ -125,4 +117,4 @@ class HeadFile:
 
     def read(self) -> LogHead:
         """What was written last. Raises DamagedData when the file is missing, or not what was written."""
-        return load(self.path, FORMAT, lambda body: LogHead(**body), REMEDY)
+        return load(self.path, FORMAT, partial(from_plain, LogHead), REMEDY)

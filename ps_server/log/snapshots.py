@@ -265,7 +265,7 @@ class Snapshot:
 
 
 class SnapshotWriter:
-    """Writes one snapshot, from one thread at a time; left without ``commit`` it leaves nothing that counts."""
+    """Writes one snapshot, from one thread at a time; closed without ``commit`` it leaves nothing that counts."""
 
     def __init__(self, root: Path, number: int) -> None:
         """``number``: the last record before anything was copied; those after it will be replayed. Raises OSError."""
@@ -290,6 +290,10 @@ class SnapshotWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its files, and remove them if they were not committed: large ones take a while."""
         self._blocks.close()
         if self._rows is not None:
             self._rows.close()

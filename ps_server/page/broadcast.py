@@ -9,6 +9,7 @@ from ps_protocol import times
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.logs import EventLogger
 from ps_server.page.messages import PageState, Viewer
+from ps_server.tasks import Conditions
 
 logger = EventLogger(__name__)
 
@@ -29,8 +30,7 @@ class Broadcast:
         self._state: PageState | None = None
         self._polling: asyncio.Task[None] | None = None
         self._viewers = 0
-        #: Set, and replaced, with each new state.
-        self._news = asyncio.Event()
+        self._news = Conditions()
         self._closing = False
 
     async def messages(self) -> AsyncIterator[str]:
@@ -43,11 +43,11 @@ class Broadcast:
         viewer, sent = Viewer(), None
         try:
             while not self._closing:
-                news = self._news
                 if self._state is not None and self._state is not sent:
                     sent = self._state
                     yield viewer.message(sent)
-                await news.wait()
+                else:
+                    await self._news.changed()
         finally:
             self._viewers -= 1
             if not self._viewers and self._polling is not None:
@@ -62,7 +62,7 @@ class Broadcast:
     def close(self) -> None:
         """End every viewer's messages."""
         self._closing = True
-        self._news.set()
+        self._news.wake()
 
     async def _poll(self) -> None:
         answers = True
@@ -77,6 +77,5 @@ class Broadcast:
             else:
                 answers = True
                 self._state = PageState.of(history)
-                news, self._news = self._news, asyncio.Event()
-                news.set()
+                self._news.wake()
             await asyncio.sleep(0.5)

@@ -53,6 +53,8 @@ def parts_of(glance: JobGlance) -> dict[str, Any]:
         "tables": rows(glance.tables),
         "checkpoints": rows(glance.checkpoints),
         "placement": rows(glance.placement),
+        "publications": rows(glance.publications),
+        "readers": rows(glance.readers),
         "configuration": plain(glance.configuration),
     }
 

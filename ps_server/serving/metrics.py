@@ -8,19 +8,14 @@ from typing import Any
 
 import click
 
-from ps_protocol.errors import ConfigError
 from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.definition import Catalogue, Read, Sample
 from ps_protocol.metrics.server import MetricsServer, Targets
-from ps_protocol.security.security import OFF as NO_SECURITY
-from ps_protocol.security.security import Security
-from ps_protocol.text import whole_number
+from ps_protocol.security.security import OFF, Security
 from ps_server.limits import LimitCounts
 from ps_server.settings import PortOption
 
 logger = EventLogger(__name__)
-
-OFF = "off"
 
 SERVER = Catalogue("server")
 
@@ -46,7 +41,7 @@ class MetricsConfig:
 
 
 def metrics_option(*envvars: str, what: str = "this process") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add --metrics-port; the command gets ``metrics_port``, for ``parse_port``. ``what`` serves them."""
+    """Add --metrics-port; the command gets ``metrics_port``, for ``parse_metrics_port``. ``what`` serves them."""
     return click.option(
         "--metrics-port",
         cls=PortOption,
@@ -59,27 +54,13 @@ def metrics_option(*envvars: str, what: str = "this process") -> Callable[[Calla
     )
 
 
-def parse_port(text: str) -> int | None:
-    """The port of --metrics-port; None for "off". Raises ConfigError."""
-    if text == OFF:
-        return None
-    if (port := whole_number(text)) is not None and port < 1 << 16:
-        return port
-    raise ConfigError(
-        "--metrics-port is no port",
-        expected=f"a number from 0 to 65535, or {OFF}",
-        actual=repr(text),
-        remedy="correct --metrics-port or PS_METRICS_PORT, or leave it out",
-    )
-
-
 def serve_metrics(
     config: MetricsConfig,
     component: str,
     read: Read,
     constant: Mapping[str, str],
     targets: Targets | None = None,
-    security: Security = NO_SECURITY,
+    security: Security = OFF,
 ) -> MetricsServer | None:
     """Serve the metrics that ``read`` returns, with ``constant`` labels, of a ``component``; None for no port.
 

@@ -44,6 +44,7 @@ STATUS = MappingProxyType(
         ErrorCode.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
         ErrorCode.MODEL_RELEASED: grpc.StatusCode.NOT_FOUND,
         ErrorCode.VERSION_GONE: grpc.StatusCode.NOT_FOUND,
+        ErrorCode.UNKNOWN_VERSION: grpc.StatusCode.NOT_FOUND,
         ErrorCode.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
     }
 )

@@ -32,6 +32,7 @@ class Fence:
     def begin(self, incarnation: int, token: str) -> None:
         """The shard holds its place as ``incarnation``, having joined with ``token``."""
         self._key = ShardKey(incarnation, token)
+        self._registry.incarnation = incarnation
 
     def check_coordinator(self, metadata: Mapping[str, str | bytes]) -> None:
         """Raises Fenced unless ``metadata`` of a call shows that it is for this incarnation, from its coordinator.

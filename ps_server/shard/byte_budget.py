@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from ps_protocol.errors import Unavailable
 from ps_server.limits import ANSWERS, UPLOADS, LimitCounts
 from ps_server.tables.arrays import machine_bytes
+from ps_server.tasks import Conditions
 
 READERS = "readers"
 """Clients that are no members: together they share what one worker may take."""
@@ -45,7 +45,7 @@ class ByteBudget:
         self._kind = kind
         self.limit_bytes = limit_bytes or machine_bytes() // 4
         self._used: Counter[Hashable] = Counter()
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._conditions = Conditions()
         self._counts.track(kind.limit, self.limit_bytes, lambda: self.used_bytes)
 
     @property
@@ -61,18 +61,14 @@ class ByteBudget:
         Unavailable when there is no room for it in time.
         """
         size_bytes, kind = min(size_bytes, self.limit_bytes // 2), self._kind
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS[kind.limit]):
-                while not self._fits(who, size_bytes):
-                    await self._changed()
-        except TimeoutError:
+        if not await self._conditions.until(lambda: self._fits(who, size_bytes), PATIENCE_SECONDS[kind.limit]):
             self._counts.add(kind.limit)
             raise Unavailable(
                 f"this shard has too many {kind.what}",
                 expected=f"{self.limit_bytes} bytes of all clients together, and half of that of one",
                 actual=f"{self.used_bytes} bytes, and one of {size_bytes} bytes more",
                 remedy=f"take less at a time, or start ps-server with a larger {kind.flag}",
-            ) from None
+            )
         self._used[who] += size_bytes
         try:
             yield
@@ -91,21 +87,11 @@ class ByteBudget:
         self._used[who] -= size_bytes
         if not self._used[who]:
             del self._used[who]
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._conditions.wake()
 
     def _fits(self, who: Hashable, size_bytes: int) -> bool:
         own = self._used.get(who, 0)
         return self.used_bytes + size_bytes <= self.limit_bytes and own + size_bytes <= self.limit_bytes // 2
-
-    async def _changed(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.discard(waiter)
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ class ChangeFeed:
         width = table.spec.width if request.with_state else table.spec.dim
         cursor = request.cursor
         since = FeedPosition(cursor.updates, cursor.changes) if cursor.lineage == lineage else None
-        send = partial(_send, context, lineage, width)
+        send = partial(_send, context, lineage, self._registry.incarnation, width)
         reader = _Reader(model, request.table, width, self._registry.context.executor, send)
         self._readers.add(reader)
         try:
@@ -254,7 +254,12 @@ class ChangeFeed:
         return [
             (
                 table.spec.name,
-                pb.FeedCursor(lineage=self._lineage(table), updates=updates, changes=changes),
+                pb.FeedCursor(
+                    lineage=self._lineage(table),
+                    updates=updates,
+                    changes=changes,
+                    incarnation=self._registry.incarnation,
+                ),
             )
             for table, (updates, changes) in zip(model.tables, await model.rows.read(read), strict=True)
         ]
@@ -352,7 +357,7 @@ def _check_table(layout: Layout, number: int) -> None:
         )
 
 
-async def _send(context: Context, lineage: str, width: int, batch: ChangeBatch) -> None:
+async def _send(context: Context, lineage: str, incarnation: int, width: int, batch: ChangeBatch) -> None:
     pieces = [bytes_of(batch.ids), bytes_of(batch.rows)]
     message = pb.FeedBatch(
         buckets=batch.buckets,
@@ -363,7 +368,9 @@ async def _send(context: Context, lineage: str, width: int, batch: ChangeBatch) 
         current=batch.current,
     )
     if reached := batch.reached:
-        message.cursor.CopyFrom(pb.FeedCursor(lineage=lineage, updates=reached.updates, changes=reached.changes))
+        message.cursor.CopyFrom(
+            pb.FeedCursor(lineage=lineage, updates=reached.updates, changes=reached.changes, incarnation=incarnation)
+        )
     await write(context, pb.FeedReply(batch=message).SerializeToString())
     for chunk in FEED_REPLIES.chunks(pieces):
         await write(context, chunk)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ps_protocol import times
-from ps_protocol.cluster.address import split_address
+from ps_protocol.cluster.address import parse_metrics_port, split_address
 from ps_protocol.errors import ConfigError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
@@ -23,7 +23,7 @@ from ps_server.cli.options.storage import Durability, StorageConfig, StorageOpti
 from ps_server.failpoints import ENVIRONMENT, Failpoints
 from ps_server.limits import ShardLimits
 from ps_server.serving.grpc_server import check_free
-from ps_server.serving.metrics import MetricsConfig, parse_port
+from ps_server.serving.metrics import MetricsConfig
 from ps_server.settings import Finite, configured, setting
 from ps_server.shard.execution.watchdog import EXIT_STUCK
 from ps_server.shard.times import STUCK_SECONDS
@@ -126,7 +126,7 @@ def configure(options: Mapping[str, Any]) -> ShardConfig:
     split_address(options["coordinator"], setting="--coordinator, PS_COORDINATOR or TF_CONFIG")
     if advertise:
         split_address(advertise, "this shard", "--advertise")
-    metrics = MetricsConfig(bind, parse_port(options["metrics_port"]), advertise.rpartition(":")[0].strip("[]"))
+    metrics = MetricsConfig(bind, parse_metrics_port(options["metrics_port"]), advertise.rpartition(":")[0].strip("[]"))
     side_channels = configured(
         SideChannelConfig,
         options,

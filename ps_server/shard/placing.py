@@ -22,13 +22,13 @@ from ps_server.consistency import TrackerState
 from ps_server.log.entries import BucketsPut, Placed, Resharded
 from ps_server.optimizers.state import StateEntry
 from ps_server.shard.context import ShardContext
-from ps_server.shard.execution.tasks import finished
 from ps_server.shard.reconcile import Reconciliation, check_fits, reconcile
 from ps_server.shard.step.model import ShardModel
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.region import Region
 from ps_server.state.reshard import resharded
 from ps_server.tables.bucket_contents import BucketContents
+from ps_server.tasks import finished
 
 logger = EventLogger(__name__)
 

@@ -9,7 +9,6 @@ import threading
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from typing import Any
 
 import grpc
 
@@ -51,6 +50,7 @@ from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.standby.standby import Standby, joined
 from ps_server.shard.transport.side_channels import SideChannels
 from ps_server.tables.arrays import machine_bytes
+from ps_server.tasks import first_of
 
 logger = EventLogger(__name__)
 
@@ -79,8 +79,7 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
                 logger.error("table.disk", "shard %d reads its rows from snapshot and log: %s", config.shard, error)
             del process
             gc.collect()  # Two tables may not fit.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), times.RETRY_SECONDS)
+            await first_of(stop.wait(), seconds=times.RETRY_SECONDS)
     finally:
         client.close()
 
@@ -300,11 +299,9 @@ class ShardProcess:
         standby.exits_with_job = config.exit_when_finished
         standby.on_join = self._enter_standby
         taking = asyncio.create_task(standby.take_place())
-        waits = asyncio.create_task(standby.waits.wait())
-        await asyncio.wait([taking, waits], return_when=asyncio.FIRST_COMPLETED)
-        if waits.done():
+        await first_of(taking, standby.waits.wait())
+        if standby.waits.is_set():
             self.announce_ready(address)
-        waits.cancel()
         membership = await taking
         if follower.followed:
             storage.promised = config.acknowledge is Acknowledge.AFTER
@@ -377,12 +374,7 @@ class ShardProcess:
 
         membership.set_stats(stats)
         await asyncio.to_thread(membership.subscribe, on_view, on_fenced)
-        stopping = asyncio.ensure_future(self._stop.wait())
-        damaged = asyncio.ensure_future(self._damaged.wait())
-        either: list[asyncio.Future[Any]] = [stopping, fenced, damaged]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        damaged.cancel()
+        await first_of(fenced, self._stop.wait(), self._damaged.wait())
         if fenced.done():
             raise fenced.result()
         if self._damage is not None:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from ps_protocol.cluster.model_status import ModelPosition
 from ps_protocol.errors import ConfigError, InvalidRequest, Unavailable
 from ps_protocol.logs import EventLogger
-from ps_protocol.times import QUIESCE_SECONDS
+from ps_protocol.times import CALL_SECONDS, QUIESCE_SECONDS
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.checkpoint.manifest import read_seal
 from ps_server.checkpoint.model_writer import write_part
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from ps_server.tables.table import ShardTable
 
 logger = EventLogger(__name__)
+
+_IN_TIME = 0.8
+"""Of the time that a caller waits: after that it hears what has not come, before it gives up."""
 
 
 class Quiescence:
@@ -82,22 +85,27 @@ class Quiescence:
         """
         _check_hold(seconds)
         with self._kept(name):
-            models = await self._catch_up(name, targets)
+            models = await self._catch_up(name, targets, _IN_TIME * seconds)
         if not self._bound:
             self._hold(name, seconds)
         return [_standing(model) for model in models]
 
     async def capture(
-        self, name: str, targets: Sequence[ModelPosition], folder: Path, full_every: int = 1
-    ) -> tuple[list[ModelPosition], list[tuple[ShardPart, TrackerState]]]:
+        self,
+        name: str,
+        targets: Sequence[ModelPosition],
+        folder: Path,
+        full_every: int,
+        resumed: Callable[[Sequence[ModelPosition]], Awaitable[None]],
+    ) -> list[tuple[ShardPart, TrackerState]]:
         """Catch up with ``targets``, copy, resume, and write the copy below ``folder``.
 
         Of tables only what was touched since the last checkpoint, but all once in ``full_every`` checkpoints.
-        Returns where the models stood, and what was written of each. Raises as ``catch_up``; StorageFull,
-        ConfigError.
+        ``resumed`` is called in between with where the models stood: another quiesce may begin from then on. Returns
+        what was written of each. Raises as ``catch_up``; StorageFull, ConfigError, and what ``resumed`` raises.
         """
         with self._kept(name):
-            models = await self._catch_up(name, targets)
+            models = await self._catch_up(name, targets, times.CATCH_UP_SECONDS)
             tables = [table for model in models for table in model.tables]
             bases = await asyncio.to_thread(self._bases.bases, tables, folder, full_every)
             async with AsyncExitStack() as stack:
@@ -105,17 +113,19 @@ class Quiescence:
                 states = [model.tracker.persisted_state() for model in models]
                 saved = [await stack.enter_async_context(model.save()) for model in models]
                 copied = [await self._captured(name, model, bases) for model in models]
+                layouts = [model.layout for model in models]
                 self.resume(name)
+                await resumed(standings)
                 parts = []
-                for model, state, (published, entries), copies in zip(models, states, saved, copied, strict=True):
+                for layout, state, (published, entries), copies in zip(layouts, states, saved, copied, strict=True):
                     facts, values = {"tracker": state.to_json()}, published.region.bytes
                     part: ShardPart = await asyncio.to_thread(
-                        write_part, folder, model.layout, values, entries, facts, tables=list(copies.values())
+                        write_part, folder, layout, values, entries, facts, tables=list(copies.values())
                     )
                     parts.append((part, state))
                     for table, copy in copies.items():
                         self._bases.wrote(table, folder, copy)
-        return standings, parts
+        return parts
 
     async def take(
         self, name: str, targets: Sequence[ModelPosition], hold: Callable[[ShardModel], Awaitable[None]]
@@ -125,7 +135,7 @@ class Quiescence:
         Returns where the models stood. Raises as ``catch_up``, and what ``hold`` raises.
         """
         with self._kept(name):
-            models = await self._catch_up(name, targets)
+            models = await self._catch_up(name, targets, _IN_TIME * CALL_SECONDS)
             standings = [_standing(model) for model in models]
             for model in models:
                 await hold(model)
@@ -133,13 +143,21 @@ class Quiescence:
             self.resume(name)
         return standings
 
-    async def restore(self, folder: Path) -> list[str]:
-        """Put the checkpoint in ``folder`` into the models it holds. Raises ModelMismatch, DamagedData, ConfigError."""
-        checkpoint = await asyncio.to_thread(Checkpoint.open, folder)
-        models = [model for model in self._models() if model.name in checkpoint.manifest.models]
+    async def restore(self, folder: Path, name: str = "") -> list[str]:
+        """Put the checkpoint in ``folder`` into the models it holds. Raises ModelMismatch, DamagedData, ConfigError.
+
+        ``name``: the quiesce that pauses this shard; raises Unavailable when it is over. Empty: not told.
+        """
+        if name:
+            # The request may have been held up until the others train on, or have what a repetition brought.
+            self._check(name, self._name)
         if self._timer:
             self._timer.cancel()
         try:
+            checkpoint = await asyncio.to_thread(Checkpoint.open, folder)
+            if name:
+                self._check(name, self._name)
+            models = [model for model in self._models() if model.name in checkpoint.manifest.models]
             for model in models:
                 await restore(checkpoint, model, only_first=False)
         finally:
@@ -162,13 +180,12 @@ class Quiescence:
     def _models(self) -> list[ShardModel]:
         return [model for model in self._registry.models if model.initialised]
 
-    async def _catch_up(self, name: str, targets: Sequence[ModelPosition]) -> list[ShardModel]:
+    async def _catch_up(self, name: str, targets: Sequence[ModelPosition], seconds: float) -> list[ShardModel]:
         wanted = {target.model: target for target in targets}
         models = [model for model in self._models() if model.name in wanted and model.layout.holds_any]
         for model in models:
-            await _caught_up(
-                model, {WorkerKey(*worker): sequence for worker, sequence in wanted[model.name].accepted.items()}
-            )
+            accepted = wanted[model.name].accepted.items()
+            await _caught_up(model, {WorkerKey(*worker): sequence for worker, sequence in accepted}, seconds)
             self._check(name, self._name)
         for model in self._registry.models:
             model.gate.pause()
@@ -244,21 +261,18 @@ def _check_hold(seconds: float) -> None:
         )
 
 
-async def _caught_up(model: ShardModel, targets: Mapping[WorkerKey, int]) -> None:
+async def _caught_up(model: ShardModel, targets: Mapping[WorkerKey, int], seconds: float) -> None:
     """Take the pushes up to ``targets``, from the workers that live, and make their steps.
 
-    Raises Unavailable when one does not come.
+    Raises Unavailable when one does not come in ``seconds``, or in CATCH_UP_SECONDS where that is less.
     """
     model.gate.admit(targets)
-    missing: list[WorkerKey] = []
     try:
-        async with asyncio.timeout(times.CATCH_UP_SECONDS):
-            while missing := _missing(model, targets):
-                await model.gate.changed()
-            while model.clipped is not None and model.clipped.is_closed:
-                await model.gate.changed()
+        async with asyncio.timeout(min(seconds, times.CATCH_UP_SECONDS)):
+            await model.gate.until(lambda: not _missing(model, targets))
+            await model.gate.until(lambda: model.clipped is None or not model.clipped.is_closed)
     except TimeoutError:
-        if not missing:
+        if not (missing := _missing(model, targets)):
             raise Unavailable(
                 f"a step of model '{model.name}' waits on shard {model.layout.shard} for the norm of other shards",
                 shard=str(model.layout.shard),
@@ -286,7 +300,7 @@ def _standing(model: ShardModel) -> ModelPosition:
     waiting = {(worker.rank, worker.incarnation): sequence for worker, sequence in tracker.rounds.open().items()}
     # A worker that is gone may have sent its last push to some shards only.
     waiting = {worker: waiting[worker] for worker in accepted if worker in waiting}
-    return ModelPosition(model.name, accepted, tracker.applied.phase, tracker.applied.clock, waiting)
+    return ModelPosition(model.name, accepted, waiting)
 
 
 _REMEMBERED = 4

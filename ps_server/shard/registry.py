@@ -16,12 +16,12 @@ from ps_server.log.entries import Released
 from ps_server.shard import times
 from ps_server.shard.context import ShardContext
 from ps_server.shard.durability.snapshotter import PassiveReplica, SnapshotSource
-from ps_server.shard.execution.tasks import Conditions
 from ps_server.shard.peers import ShardPeers
 from ps_server.shard.placing import PlacingProgress, new_state, recovered_state, restore_model, warm_up
 from ps_server.shard.reconcile import moved_on
 from ps_server.shard.step.model import ShardModel
 from ps_server.state.model_state import ModelState
+from ps_server.tasks import Conditions
 
 logger = EventLogger(__name__)
 
@@ -47,6 +47,8 @@ class Registry:
         """``recovered``: models from disk. They wait until the cluster places them."""
         self.context = context
         self._view = ClusterView()
+        #: Of this shard; 0 until it has joined.
+        self.incarnation = 0
         self._recovered = dict(recovered or {})
         self._models: dict[str, ShardModel] = {}
         self._placed: dict[str, ShardModel] = {}
@@ -199,7 +201,7 @@ class Registry:
         return epoch if name not in self._refused and self._epoch(name) < epoch else 0
 
     def _catch_up(self) -> None:
-        for name in self._view.models.keys() | self._view.released_models.keys():
+        for name in {**self._view.models, **self._view.released_models}:  # in the same order in every process
             if name not in self._following and self._is_behind(name):
                 self._following[name] = asyncio.create_task(self._follow(name), name="follow")
 

@@ -23,7 +23,6 @@ from ps_server.log.entries import Resharded, StagedReshard, UpdateLog
 from ps_server.optimizers.state import describe
 from ps_server.shard import times
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES
-from ps_server.shard.execution.tasks import Timer
 from ps_server.shard.quiesce import Quiescence
 from ps_server.shard.reconcile import moved_on
 from ps_server.shard.registry import Registry
@@ -31,6 +30,7 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.transfer import IncomingBlock, IncomingMemory, coming_slices, fetch, transfer_plan
 from ps_server.state.model_state import ModelState
 from ps_server.state.reshard import resharded
+from ps_server.tasks import Conditions, Timer
 
 logger = EventLogger(__name__)
 
@@ -64,8 +64,7 @@ class Resharding:
         self._committing: dict[str, asyncio.Task[None]] = {}
         #: Calls of ``stage`` that have not ended.
         self._staging = 0
-        self._settled = asyncio.Event()
-        self._settled.set()
+        self._outcomes = Conditions()
         self._incoming = IncomingMemory()
         self._room = LogRoom(registry.context.log)
         #: What it gave to the models of the present batch, by name.
@@ -145,9 +144,7 @@ class Resharding:
 
     async def settled(self) -> None:
         """Returns when nothing waits for a decision or is resharded, or some time has passed."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(times.OUTCOME_SECONDS):
-                await self._settled.wait()
+        await self._outcomes.until(lambda: not (self._promised or self._committing), times.OUTCOME_SECONDS)
 
     def abort(self, cut: str) -> None:
         """Drop what was staged for ``cut``, if anything was."""
@@ -175,7 +172,6 @@ class Resharding:
         await self._reserve(len(arrived))
         # Before the log has it: a snapshot that begins behind it would not hold what came.
         self._promised = promised
-        self._note_settled()
         for model, staged in arrived:
             model.pending = staged
         await context.keep(lambda: self._log(arrived))
@@ -233,14 +229,8 @@ class Resharding:
                 self._context.log.release(_COMMIT_BYTES)
                 # Not used again: a record of it may still be written.
                 self._blocks.pop(model.name, None)
-        self._note_settled()
+        self._outcomes.wake()
         self._rest_later()
-
-    def _note_settled(self) -> None:
-        if self._promised or self._committing:
-            self._settled.clear()
-        else:
-            self._settled.set()
 
     async def _commit(self, model: ShardModel, start: ModelState) -> None:
         """Log the cluster's decision to move slices of ``model``, and continue with the next shard map."""
@@ -276,7 +266,7 @@ class Resharding:
             model.pending = None
             context.log.release(_COMMIT_BYTES)
             del self._committing[model.name]
-            self._note_settled()
+            self._outcomes.wake()
             self._rest_later()
 
     def _rest_later(self) -> None:

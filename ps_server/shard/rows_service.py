@@ -26,7 +26,6 @@ from ps_server.log.messages import bytes_of
 from ps_server.shard import times
 from ps_server.shard.access import Fence
 from ps_server.shard.byte_budget import READERS
-from ps_server.shard.execution.tasks import until
 from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.pushed_rows import wanted
@@ -38,6 +37,7 @@ from ps_server.shard.transport.grpc_stream import (
     reader_gone,
     write,
 )
+from ps_server.tasks import until
 
 if TYPE_CHECKING:
     from ps_server.tables.table import ShardTable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.answers import OpenedStream, StepAnswer
+from ps_protocol.cluster.model_status import ModelPosition
 from ps_protocol.cluster.requests import OpenRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import Role
@@ -38,7 +39,6 @@ from ps_server.shard.access import Fence, OpenChecks
 from ps_server.shard.byte_budget import READERS
 from ps_server.shard.change_feed import ChangeFeed
 from ps_server.shard.counters import Counters
-from ps_server.shard.execution.tasks import until
 from ps_server.shard.quiesce import Quiescence
 from ps_server.shard.registry import Registry
 from ps_server.shard.resharding import Resharding
@@ -58,6 +58,7 @@ from ps_server.shard.transport.grpc_stream import (
 )
 from ps_server.shard.transport.side_channels import SideChannels
 from ps_server.shard.weights import HeldWeights
+from ps_server.tasks import until
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Shard"].full_name
 
@@ -118,11 +119,11 @@ class ShardService:
             "SaveBuckets": (self._rows.save_buckets, pb.SaveBucketsRequest),
             "Feed": (self._changes.serve, pb.FeedRequest),
             "GetPiece": (self.weights.serve, pb.GetPieceRequest),
+            "Capture": (self.capture, pb.CaptureRequest),
         }
         asked: Mapping[str, tuple[_Handler, type[Message]]] = {
             "GetModel": (self.get_model, pb.GetModelRequest),
             "Pause": (self.pause, pb.PauseRequest),
-            "Capture": (self.capture, pb.CaptureRequest),
             "CatchUp": (self.catch_up, pb.CatchUpRequest),
             "MakeRoom": (self.make_room, pb.MakeRoomRequest),
             "StageReshard": (self.stage_reshard, pb.StageReshardRequest),
@@ -130,6 +131,7 @@ class ShardService:
             "Restore": (self.restore, pb.RestoreRequest),
             "TakePiece": (self.take_piece, pb.TakePieceRequest),
             "FinishPiece": (self.finish_piece, pb.FinishPieceRequest),
+            "KeepPieces": (self.keep_pieces, pb.KeepPiecesRequest),
             "GetRoundNorm": (self.get_round_norm, pb.RoundNormRequest),
         }
         for name, (handler, kind) in read.items():
@@ -207,6 +209,7 @@ class ShardService:
         known = model.tracker.last_sequence(worker)
         self._open_checks.acknowledged(model.name, worker, request.acknowledged, known)
         self._open_checks.torch_version(worker, request.torch_version)
+        model.answered(worker, request.answered)
         version = model.tracker.version
         opened = OpenedStream(version, position.phase, position.clock, known, model.values.told, torch.__version__)
         return model, worker, opened
@@ -308,13 +311,16 @@ class ShardService:
         await self._resharding.settled()
         return pb.PauseReply(models=POSITION.all_to_pb(self._quiescence.pause(request.quiesce, request.seconds)))
 
-    async def capture(self, request: pb.CaptureRequest, context: Context) -> pb.CaptureReply:
-        """Capture the models of this quiesce, and write the copies."""
+    async def capture(self, request: pb.CaptureRequest, context: Context) -> None:
+        """Capture the models of this quiesce; train on, and write the copies."""
+
+        async def resumed(models: Sequence[ModelPosition]) -> None:
+            await write(context, pb.CaptureReply(models=POSITION.all_to_pb(models)).SerializeToString())
+
         targets, folder = POSITION.all_from_pb(request.models), await self._folder(request.folder)
-        models, parts = await self._quiescence.capture(request.quiesce, targets, folder, max(1, request.full_every))
-        return pb.CaptureReply(
-            models=POSITION.all_to_pb(models), parts=[part_to_pb(part, state) for part, state in parts]
-        )
+        parts = await self._quiescence.capture(request.quiesce, targets, folder, max(1, request.full_every), resumed)
+        reply = pb.CaptureReply(parts=[part_to_pb(part, state) for part, state in parts])
+        await write(context, reply.SerializeToString())
 
     async def take_piece(self, request: pb.TakePieceRequest, context: Context) -> pb.TakePieceReply:
         """Take a piece of a version at this quiesce; training goes on."""
@@ -334,6 +340,11 @@ class ShardService:
         return pb.FinishPieceReply(
             checksum=form.checksum, size_bytes=len(form.data), directory=self._directory if piece.path else ""
         )
+
+    async def keep_pieces(self, request: pb.KeepPiecesRequest, context: Context) -> pb.KeepPiecesReply:
+        """Remove the pieces of older versions: nothing of their model is here any more."""
+        self.weights.keep(request.name, request.kept, request.newest)
+        return pb.KeepPiecesReply()
 
     async def catch_up(self, request: pb.CatchUpRequest, context: Context) -> pb.CatchUpReply:
         """Catch up with the furthest shard, and stay paused there."""
@@ -372,7 +383,8 @@ class ShardService:
 
     async def restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:
         """Replace values and state by those of a checkpoint."""
-        return pb.RestoreReply(models=await self._quiescence.restore(await self._folder(request.folder)))
+        folder = await self._folder(request.folder)
+        return pb.RestoreReply(models=await self._quiescence.restore(folder, request.quiesce))
 
     async def _folder(self, text: str) -> Path:
         """Where a checkpoint is or will be. Raises InvalidRequest for a place that this shard does not use."""

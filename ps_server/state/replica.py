@@ -137,10 +137,6 @@ class Replica:
         values[:] = self.region.bytes[block.begin : block.end]
         return values, self.state(block.slices)
 
-    def state_views(self) -> list[StateEntry]:
-        """The optimizer's state as views: valid until the next call."""
-        return self._optimizer.state()
-
     def follow(self, before: Replica, staying: Mapping[int, int], entries: Sequence[StateEntry]) -> None:
         """Take over the optimizer state of ``before``, which is not used any more: see ``ShardOptimizer.follow``."""
         self._optimizer.follow(before._optimizer, staying, entries)

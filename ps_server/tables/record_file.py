@@ -48,7 +48,6 @@ _SLOW_SECONDS = 15e-6
 
 _U64_2 = types.uint64[:, ::1]
 _F32_2 = types.float32[:, ::1]
-_I64 = types.int64[::1]
 _I32 = types.int32[::1]
 _pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, types.uintp, types.int64))
 _advise: Any = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))

@@ -380,10 +380,6 @@ class ShardTable:
         """
         return begin + np.flatnonzero(self._store.touched[begin : min(end, self.rows)] > since)
 
-    def copy_rows(self, rows: npt.NDArray[np.int64]) -> Columns:
-        """Ids, last uses, values with state, and uses of these rows."""
-        return self._store.copy(rows)
-
     def last_uses(self, rows: npt.NDArray[np.int64]) -> tuple[Ids, npt.NDArray[np.int64]]:
         """Ids of these rows, and the update of each one's last use."""
         return self._store.ids[rows], self._store.touched[rows]
@@ -393,7 +389,7 @@ class ShardTable:
         return self._store.ids[self._store.of_bucket(bucket)]
 
     def copy_ids(self, ids: Ids) -> Columns:
-        """As ``copy_rows``, of those of ``ids`` that have a row, in their order."""
+        """Ids, last uses, values with state, and uses of those of ``ids`` that have a row, in their order."""
         found = self._store.find(ids)
         return self._store.copy(found[found >= 0])
 

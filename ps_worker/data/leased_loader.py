@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
 
-from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
+from ps_protocol.cluster.leases import IntervalSet, LeaseAnswer, LeaseAsk, Span
 from ps_protocol.errors import ConfigError, PsError, Retryable
 from ps_protocol.retry import COORDINATOR
 from ps_protocol.times import BRIEF_CALL_SECONDS
@@ -36,8 +36,8 @@ class LeaseFeed:
     """
 
     def __init__(self, call: LeaseCall, ask: LeaseAsk, sequences: Iterator[int]) -> None:
-        """``ask``: the template of every request, without sequence and report. ``sequences`` rise over all feeds of a
-        process.
+        """``ask``: the template of every request, without sequence; its report goes with the first ones. ``sequences``
+        rise over all feeds of a process.
         """
         self._call = call
         self._ask = ask
@@ -47,8 +47,11 @@ class LeaseFeed:
         self._changed = threading.Condition()
         self._ready: deque[Span] = deque()
         #: Epoch of the leases: earlier than the requested one while the earlier one has items left.
-        self.lease_epoch = ask.epoch
-        self._trained: list[Span] = []
+        self.lease_epoch = ask.trained_epoch if ask.trained else ask.epoch
+        #: Not reported yet.
+        self._trained = list(ask.trained)
+        #: Leased and not trained. Every request says so: an answer may be lost, or a request come after its repetition.
+        self._held = IntervalSet()
         #: Sequence of the unanswered request, which is repeated: its answer may be a lease.
         self._unanswered: int | None = None
         #: The last answer had no lease.
@@ -109,6 +112,7 @@ class LeaseFeed:
     def trained(self, span: Span) -> None:
         """Report ``span``, of the epoch of the leases, as trained."""
         with self._changed:
+            self._held.remove(span)
             if self._trained and self._trained[-1].end == span.begin:
                 self._trained[-1] = Span(self._trained[-1].begin, span.end)
             else:
@@ -122,6 +126,7 @@ class LeaseFeed:
             if self._closed or os.getpid() != self._pid:
                 return
             self._closed = True
+            self._ready.clear()
             self._changed.notify_all()
             if self._done or self._error is not None:
                 return
@@ -130,7 +135,21 @@ class LeaseFeed:
         try:
             self._call(ask, 0.0, BRIEF_CALL_SECONDS)
         except PsError as error:
-            log.warning("leases", "leases on '%s' are given back when this worker leaves: %s", self._ask.dataset, error)
+            log.warning(
+                "leases",
+                "leases on '%s' are given back with the next epoch, or when this worker leaves: %s",
+                self._ask.dataset,
+                error,
+            )
+        else:
+            with self._changed:
+                self._trained = []
+
+    @property
+    def unreported(self) -> tuple[tuple[Span, ...], int]:
+        """What was trained and is in no report that was answered, and its epoch."""
+        with self._changed:
+            return tuple(self._trained), self.lease_epoch
 
     @property
     def _ended(self) -> bool:
@@ -172,13 +191,20 @@ class LeaseFeed:
             return self._request(self._unanswered, self._ask.lease_items), wait_seconds
 
     def _request(self, sequence: int, lease_items: int) -> LeaseAsk:
-        trained = tuple(self._trained)
         return replace(
-            self._ask, sequence=sequence, lease_items=lease_items, trained=trained, trained_epoch=self.lease_epoch
+            self._ask,
+            sequence=sequence,
+            lease_items=lease_items,
+            trained=tuple(self._trained),
+            trained_epoch=self.lease_epoch,
+            held=tuple(self._held),
         )
 
     def _take_in(self, ask: LeaseAsk, answer: LeaseAnswer, away: Retryable | None) -> None:
         with self._changed:
+            if self._closed:
+                # The last request says it all, and may have been answered before this one.
+                return
             self.away, self.holders = away, answer.holders
             self._stalled = answer.span is None
             if away is None:
@@ -187,6 +213,7 @@ class LeaseFeed:
                 self._done = answer.done
                 self.lease_epoch = answer.epoch
             if answer.span is not None:
+                self._held.add(answer.span)
                 self._ready.append(answer.span)
             self._changed.notify_all()
 
@@ -224,6 +251,8 @@ class LeasedItems:
         self._session = session
         self._epochs = epochs
         self._feed: LeaseFeed | None = None
+        #: What the last iteration trained and could not report, and its epoch.
+        self._unreported: tuple[tuple[Span, ...], int] = (), 0
         #: Noted and not reported yet, in order.
         self._sampled: deque[Span] = deque()
         #: The number of steps when the loop got its current batch, and the positions of this batch; None if it has
@@ -240,11 +269,19 @@ class LeasedItems:
         self._epochs = itertools.count(first)
 
     def begin(self) -> LeaseFeed:
-        """Start the next epoch; an iteration still open is ended."""
-        if self._feed is not None:
-            self.end(self._feed)
+        """Start the next epoch; an iteration of the dataset that is still open is ended, also one of another loader."""
+        if (end_open := self._session.iterating.pop(self.name, None)) is not None:
+            end_open()
+        self._session.iterating[self.name] = self.end
         self._sampled.clear()
-        ask = replace(self._ask, epoch=next(self._epochs), lease_items=self._lease_items())
+        trained, epoch = self._unreported
+        ask = replace(
+            self._ask,
+            epoch=next(self._epochs),
+            lease_items=self._lease_items(),
+            trained=trained,
+            trained_epoch=epoch,
+        )
         feed = self._feed = self.feed_class(self._call, ask, self._session.sequences)
         return feed
 
@@ -290,10 +327,12 @@ class LeasedItems:
         if self._feed is None or feed not in (None, self._feed):
             return
         feed, self._feed = self._feed, None
+        self._session.iterating.pop(self.name, None)
         if self._current is not None and self._session.stepped > self._current[0]:
             self.trained(feed, self._current[1])
         self._current = None
         feed.close()
+        self._unreported = feed.unreported
 
     def _lease_items(self) -> int:
         """The most items of a lease."""

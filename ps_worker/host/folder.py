@@ -14,12 +14,11 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from ps_protocol.files import FOLDER_MODE, make_private_file
+from ps_protocol.files import FOLDER_MODE, make_private_file, sweep
+from ps_protocol.wire.shared_memory import boot_id
 from ps_protocol.wire.unix_peer import check_peer
 from ps_worker.host.core import may_come
 from ps_worker.host.messages import MAX_BYTES, HostWorker, Position
-
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 _PREFIX = "torch-ps-hosts-"
 
@@ -43,8 +42,9 @@ class HostFolder:
         with suppress(FileExistsError):
             above.mkdir(FOLDER_MODE)
         _require_private(above)
-        _sweep(above)
-        self.path, self._folder = _entered(above / _name(f"{job} {_boot()}"))
+        sweep(above.iterdir(), _remove)  # those of jobs of which no worker is left
+        # Temporary files may be on a disk that several machines share.
+        self.path, self._folder = _entered(above / _name(f"{job} {boot_id()}"))
         #: Sockets and locks of this process.
         self.descriptors = OwnDescriptors()
         self.descriptors.add(self._folder)
@@ -203,16 +203,8 @@ class HostFolder:
         self.descriptors.close(self._file)
         with suppress(OSError):
             fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
         self.descriptors.close(self._folder)
-
-
-def _boot() -> str:
-    """The name of this start of the machine: temporary files may be on a disk that several machines share."""
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _name(model: str) -> str:
@@ -311,13 +303,5 @@ def _locked_file(folder: Path) -> tuple[Path, int]:
         os.close(file)
 
 
-def _sweep(above: Path) -> None:
-    """Remove the folders of jobs of which no worker is left."""
-    for path in above.iterdir():
-        with suppress(OSError):
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(folder)
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)

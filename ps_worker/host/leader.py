@@ -140,25 +140,31 @@ class Leader:
         """Begin an exchange: the pushes of other workers that are in its round, by rank. ``ended`` comes afterwards.
 
         ``expected``: gives the workers of the host, which are waited for although they have not connected. ``check`` is
-        called again and again with those that are waited for; what it raises ends the exchange.
+        called again and again with those that are waited for; followers are heard meanwhile, and what it raises ends
+        the exchange.
         """
         with self._changed:
             self._rounds.expected = expected() - self._connections.keys() if expected else set()
             self._do(self._rounds.lead(lead, time.monotonic()))
-            try:
-                while not self._rounds.is_complete:
+        try:
+            while True:
+                with self._changed:
+                    if self._rounds.is_complete:
+                        taken = self._rounds.taken.items()
+                        return [TakenDeposit(worker, deposit, self._connections[worker]) for worker, deposit in taken]
                     self._changed.wait(LOOK_SECONDS)
-                    check(self._rounds.waits_for)
+                    waits_for = self._rounds.waits_for
+                check(waits_for)
+                with self._changed:
                     self._release_blocked(lead)
                     if expected:
                         self._rounds.expected &= expected()
                     self._tick()
-            except BaseException:
+        except BaseException:
+            with self._changed:
                 self._do(self._rounds.dissolve("the leader's step has failed"))
                 self._rounds.ended()
-                raise
-            taken = self._rounds.taken.items()
-            return [TakenDeposit(worker, deposit, self._connections[worker]) for worker, deposit in taken]
+            raise
 
     def leave_out(self, workers: Iterable[HostWorker]) -> None:
         """These are in the round no more: their connections have ended."""

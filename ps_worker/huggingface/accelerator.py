@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import EventLogger
 from ps_worker.cluster import Cluster
-from ps_worker.connection import connect
+from ps_worker.connection import connected
 from ps_worker.data.files.batches import FileBatches
 from ps_worker.optimizer import PsOptimizer
 
@@ -347,20 +345,6 @@ class WeighedOptimizer(AcceleratedOptimizer):
         return type(self.optimizer).step(self.optimizer, closure, weight=self.weight)
 
 
-_joined: dict[int, Cluster] = {}
-"""The connection of this process, by its number, which all its trainers and accelerators share."""
-
-
-def connected() -> Cluster:
-    """Join the job from the environment, once, and leave it when the process ends. Raises what ``connect`` raises."""
-    cluster = _joined.get(os.getpid())
-    if cluster is None or cluster._left:
-        cluster = _joined[os.getpid()] = connect()
-        cluster.__enter__()
-        atexit.register(_leave, cluster)
-    return cluster
-
-
 def set_process_state(cluster: Cluster) -> None:
     """Have accelerate report the rank, the number of workers and the device of ``cluster``.
 
@@ -396,9 +380,3 @@ def _distributed(what: str) -> ConfigError:
         actual="two kinds of distribution",
         remedy="start the script with ps-run, not with torchrun or accelerate launch",
     )
-
-
-def _leave(cluster: Cluster) -> None:
-    # What Python reported as uncaught ended the script.
-    error = getattr(sys, "last_value", None)
-    cluster.__exit__(type(error) if error else None, error, None)

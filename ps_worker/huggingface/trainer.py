@@ -22,11 +22,11 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Mode
 from ps_worker.cluster import Cluster
 from ps_worker.common_values import CommonValues
+from ps_worker.connection import connected
 from ps_worker.data.samples import batch_samples
 from ps_worker.huggingface.accelerator import (
     PsAccelerator,
     check_precision,
-    connected,
     over_cluster,
     refuse_files,
     set_process_state,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from lightning.pytorch.accelerators import CPUAccelerator as TrainerCpuAccelerat
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.text import whole_number
 from ps_worker.cluster import Cluster
-from ps_worker.connection import connect
+from ps_worker.connection import connected, note_failure
 from ps_worker.data.files.batches import FileBatches
 from ps_worker.data.files.layout import LEAST_ROWS
 
@@ -174,23 +172,15 @@ class TrainerExchanges:
         if not isinstance(value, torch.Tensor):
             return value
         name = "mean" if reduce_op is None else str(reduce_op).rpartition(".")[2].lower()
-        if name not in _REDUCTIONS or group is not None:
+        if (reduction := _REDUCTIONS.get(name)) is None or group is not None:
             raise ConfigError(
                 "the strategy torch_ps cannot make this reduction",
                 expected=f"one of {', '.join(_REDUCTIONS)}, and no group",
                 actual=f"{reduce_op}, group {group}",
             )
-        stacked = self._stacked(value)
-        match _REDUCTIONS[name]:
-            case "sum":
-                return stacked.sum(0, dtype=value.dtype)
-            case "min":
-                return stacked.amin(0)
-            case "max":
-                return stacked.amax(0)
-            case _:
-                exact = stacked if value.is_floating_point() else stacked.double()
-                return exact.mean(0).to(value.dtype)
+        exact = value.double() if reduction == "mean" and not value.is_floating_point() else value
+        reduced = self._cluster.all_reduce(exact, reduction, name=self._name, section=self._section())
+        return reduced.to(value.dtype)
 
     def all_gather(self, tensor: torch.Tensor, group: object, sync_grads: bool) -> torch.Tensor:
         """Return the tensors of the workers that take part, stacked by rank. Raises ConfigError, InvalidRequest."""
@@ -233,11 +223,6 @@ class TrainerExchanges:
 
 _RANK_VARIABLE = "PS_RANK"
 
-_cluster: Cluster | None = None
-
-_failure: BaseException | None = None
-"""What ended the last run of a trainer, if it did not end well."""
-
 
 def _guess_rank() -> None:
     """Set the rank of Lightning's ``rank_zero_only`` from the environment, before the process has joined."""
@@ -251,17 +236,12 @@ def _set_rank(rank: int) -> None:
 
 
 def join_once(given: Cluster | None) -> Cluster:
-    """Return ``given``, else the connection of this process, which joins the job with the first call.
+    """Return ``given``, else the connection of this process.
 
     Raises ConfigError for an evaluator, and what ``connect`` raises.
     """
-    global _cluster
     note_failure(None)
-    cluster = given or _cluster
-    if cluster is None:
-        cluster = _cluster = connect()
-        cluster.__enter__()
-        atexit.register(leave, os.getpid())
+    cluster = given or connected()
     if cluster.role != "worker":
         raise ConfigError(
             "an evaluator cannot run a trainer",
@@ -271,19 +251,3 @@ def join_once(given: Cluster | None) -> Cluster:
         )
     _set_rank(cluster.rank)
     return cluster
-
-
-def note_failure(error: BaseException | None) -> None:
-    """Keep what ended the run of a trainer: the reason with which this process leaves its job."""
-    global _failure
-    _failure = error
-
-
-def leave(pid: int) -> None:
-    """Leave the job at the exit of process ``pid``, which joined it. Safe to repeat."""
-    global _cluster
-    if _cluster is None or os.getpid() != pid:
-        return
-    cluster, _cluster = _cluster, None
-    error = _failure or getattr(sys, "last_value", None)
-    cluster.__exit__(type(error) if error else None, error, None)

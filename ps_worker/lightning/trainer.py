@@ -16,7 +16,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ps_worker.cluster import Cluster
 from ps_worker.common_values import CommonValues
-from ps_worker.lightning.process import TrainerProcess, note_failure, split_loader
+from ps_worker.connection import note_failure
+from ps_worker.lightning.process import TrainerProcess, split_loader
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.step.remote_model import RemoteModel
 

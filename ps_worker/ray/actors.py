@@ -111,6 +111,8 @@ class WorkerActor:
 
     def run(self, train_fn: Callable[..., Any], arguments: Sequence[Any], environment: Mapping[str, str]) -> Any:
         """What ``train_fn`` returns, with the variables by which ``connect()`` finds the job."""
+        if environment.get("PS_PER_HOST") == "sync":
+            environment = {**environment, "PS_PER_HOST": os.environ.get("PS_PER_HOST", "sync")}
         os.environ.update(environment)
         for name in TIMEOUTS:
             os.environ.setdefault(name, f"{LONG_PATIENCE_SECONDS:g}")

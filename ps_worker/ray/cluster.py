@@ -28,6 +28,7 @@ from ps_worker.ray.plan import (
     RayPlan,
     ServerKind,
     ServerName,
+    pushing_per_host,
     uses_loopback,
     worker_environment,
 )
@@ -93,8 +94,8 @@ class RayCluster:
             reconnect_timeout_seconds: How long workers wait for a server that went away. None: ``PS_RECONNECT_TIMEOUT``
                 there, else 600.
             per_host: Let the workers of one machine push together: one of them sends the mean of their gradients, and
-                receives the parameters for all. None: ``PS_PER_HOST`` in the environment of the actors, else they do
-                not.
+                receives the parameters for all. None: ``PS_PER_HOST`` in the environment of the actors, else in sync
+                where the Ray cluster has several machines.
 
         Raises:
             ConfigError: A setting is wrong.
@@ -134,7 +135,7 @@ class RayCluster:
                 "this script is not connected to a Ray cluster", remedy="call ray.init() before RayCluster()"
             )
         addresses = node_addresses()
-        plan = self._plan
+        plan = self._plan = pushing_per_host(self._plan, addresses)
         host = LOOPBACK if uses_loopback(plan.security, addresses) else ""
         self._reservation = Reservation(plan.server_bundles(), plan.placement, "servers", self._timeout_seconds)
         try:

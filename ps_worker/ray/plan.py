@@ -6,9 +6,10 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.cluster.scaling import WorkerRange
@@ -81,8 +82,9 @@ class RayPlan:
     security: SecuritySettings = field(default_factory=SecuritySettings)
     #: How many workers the job may have; None: ``workers``, which it begins with, and no others.
     worker_range: WorkerRange | None = None
-    #: Workers of one machine push together; None: where there are several machines.
-    per_host: bool | None = None
+    #: Workers of one machine push together; "sync": in that mode, where nothing else is said to a worker; None: as they
+    #: are told themselves.
+    per_host: bool | Literal["sync"] | None = None
 
     def __post_init__(self) -> None:
         _at_least(1, shards=self.shards)
@@ -160,6 +162,13 @@ def uses_loopback(security: SecuritySettings, node_addresses: Collection[str]) -
         remedy="give RayCluster() security=SecuritySettings(tls_ca=…, token_file=…), with files that every node has, "
         "or SecuritySettings(insecure=True) where everybody who reaches the nodes is trusted",
     )
+
+
+def pushing_per_host(plan: RayPlan, node_addresses: Collection[str]) -> RayPlan:
+    """``plan`` with ``per_host`` set: several workers on several machines, which Ray packs together."""
+    several = plan.workers > 1 or plan.worker_range is not None
+    is_automatic = plan.per_host is None and several and len(set(node_addresses)) > 1
+    return replace(plan, per_host="sync") if is_automatic else plan
 
 
 def _at_least(least: int, **counts: int) -> None:
@@ -274,5 +283,5 @@ def worker_environment(plan: RayPlan, coordinator: str, rank: int, lineage: str)
         if (seconds := getattr(plan, setting)) is not None:
             variables[name] = str(seconds)
     if plan.per_host is not None:
-        variables["PS_PER_HOST"] = str(int(plan.per_host))
+        variables["PS_PER_HOST"] = "sync" if plan.per_host == "sync" else str(int(plan.per_host))
     return variables | plan.security.environment

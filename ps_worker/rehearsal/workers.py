@@ -93,7 +93,7 @@ class LimitReached(SystemExit):
 
 
 class RehearsalStage:
-    """What the workers of one rehearsal share. Used by whoever has the turn, and by the main thread."""
+    """What the workers of one rehearsal share. Used by the worker that has the turn, and by the main thread."""
 
     def __init__(
         self, plan: RehearsalPlan, coordinator: str, speeds: Speeds, tell: Callable[[RehearsalNews], None]

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from ps_protocol import times
-from ps_protocol.cluster.address import is_service_link, split_address
+from ps_protocol.cluster.address import METRICS_OFF, is_service_link, parse_metrics_port, split_address
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import Role
@@ -58,10 +58,6 @@ def _count(name: str, environ: Mapping[str, str]) -> int:
 PerHost = bool | Literal["sync"]
 
 T = TypeVar("T")
-
-
-METRICS_OFF = "off"
-"""The value of PS_METRICS_PORT that is the default."""
 
 
 _SHM, _BULK = Transport.SHM, Transport.BULK
@@ -144,7 +140,7 @@ class WorkerConfig:
             device=device or environ.get("PS_DEVICE"),
             take_over=_switch("PS_TAKE_OVER", environ),
             metrics_bind=environ.get("PS_METRICS_BIND", "127.0.0.1"),
-            metrics_port=_metrics_port(environ.get("PS_METRICS_PORT", METRICS_OFF)),
+            metrics_port=parse_metrics_port(environ.get("PS_METRICS_PORT", METRICS_OFF), "PS_METRICS_PORT"),
             transport=_transport(transport or environ.get("PS_TRANSPORT") or "auto"),
             connect_timeout_seconds=connect_timeout(environ, connect_timeout_seconds),
             reconnect_timeout_seconds=_seconds(
@@ -231,20 +227,6 @@ def _per_host(environ: Mapping[str, str]) -> PerHost:
             "PS_PER_HOST is not 0, 1 or sync", actual=repr(value), remedy="correct PS_PER_HOST or leave it out"
         )
     return "sync" if value == "sync" else value == "1"
-
-
-def _metrics_port(text: str) -> int | None:
-    if text == METRICS_OFF:
-        return None
-    port = _number("PS_METRICS_PORT", text, int) or 0
-    if port >= 1 << 16:
-        raise ConfigError(
-            "PS_METRICS_PORT is no port",
-            expected=f"0 to 65535, or {METRICS_OFF}",
-            actual=text,
-            remedy="correct PS_METRICS_PORT or leave it out",
-        )
-    return port
 
 
 def _transport(name: str) -> str:

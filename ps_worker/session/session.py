@@ -113,6 +113,8 @@ class Session:
         self.steps = self.stepped = 0
         self.termination = TerminationGuard(config.termination_seconds)
         self.sequences = itertools.count(1)  # of requests about data
+        #: By leased dataset that is iterated, what ends that: a worker has the leases of one iteration of a dataset.
+        self.iterating: dict[str, Callable[[], None]] = {}
         #: Statistics and log messages of this worker; traces, and event files of TensorBoard.
         self.progress = Progress(membership.member)
         self.instruments = Instruments()

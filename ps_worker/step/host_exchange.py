@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,15 +53,8 @@ from ps_worker.tables.row_payloads import RowUpdate, TableGradients, array_bytes
 
 logger = EventLogger("ps_worker")
 
-_NOT_TAKEN = (Outcome.SEPARATE, Outcome.REFUSED)
-"""What a shard answers to a push of the host of which it has nothing."""
-
-
-class Answers(Protocol):
-    """Pushes, and returns what each shard has answered."""
-
-    def __call__(self, push: StepPush, before: Sequence[StepSummary] = ()) -> list[StepSummary]:
-        """``before``: the answers to the push of the host; only shards that did not take it get ``push``."""
+Answers = Callable[[StepPush], list[StepSummary]]
+"""Pushes, and returns what each shard has answered."""
 
 
 class _LeaderLost(Exception):
@@ -86,10 +79,12 @@ class HostExchange:
         gradients: Gradients,
         spec: ModelSpec,
         style: StepSettings,
-        check: Callable[[], None],
+        keep: Callable[[Position], None],
     ) -> None:
-        """``check`` raises where waiting has to end."""
-        self._session, self._flat, self._gradients, self._check = session, flat, gradients, check
+        """``keep`` is called while this worker, which stands at a position, waits for another of its host: it opens
+        streams that have ended, and raises where waiting has to end.
+        """
+        self._session, self._flat, self._gradients, self._keep = session, flat, gradients, keep
         self._joined_running = False
         #: This worker has said that it makes no push before.
         self._until: Position = (0, 0)
@@ -117,7 +112,7 @@ class HostExchange:
             return self.alone(push, answers)
         return self._reaching(push, self._exchange(push, streams, answers))
 
-    def alone(self, push: StepPush, answers: Callable[[StepPush], list[StepSummary]]) -> list[StepSummary]:
+    def alone(self, push: StepPush, answers: Answers) -> list[StepSummary]:
         """``answers``, while no other worker of this host waits for the end: it may wait for the push of that one."""
         self.away(max(self._until, (push.phase, push.clock + 1)))
         return self._reaching(push, answers(push))
@@ -159,7 +154,7 @@ class HostExchange:
 
     # -- both
 
-    def _alone(self, push: StepPush, answers: Callable[[StepPush], list[StepSummary]]) -> list[StepSummary]:
+    def _alone(self, push: StepPush, answers: Answers) -> list[StepSummary]:
         """Push by itself: who begins to lead does not wait for this push, which may wait for that of the leader."""
         self._group.apart((push.phase, push.clock + 1))
         return answers(push)
@@ -207,6 +202,7 @@ class HostExchange:
     ) -> list[StepSummary] | None:
         """None: the push has to be made by this worker."""
         group, has_copied, tables = self._group, False, _tables_of(push)
+        openings = [stream.openings for stream in streams]
         try:
             rows = self._rows.take([*(array_bytes(t.ids) for t in tables), *(array_bytes(t.gradients) for t in tables)])
         except OSError as error:
@@ -216,12 +212,16 @@ class HostExchange:
         try:
             follower.deposit(self._deposit(push, streams, tables), segments, rows)
             self.at("deposited")
-            answer = follower.wait(self._while_following(follower))
+            answer = follower.wait(self._while_following(follower, push))
             if isinstance(answer, Separate):
                 return None
             self.at("before_copy")
             has_copied = True
             found = self._take(follower, answer, push, streams)
+            for stream, count in zip(streams, openings, strict=True):
+                if stream.openings != count:
+                    # Opened without a word of this push: the shard may have lost it since, and wait for it.
+                    stream.drop()
             self.at("after_copy")
             if found is None or follower.is_open:
                 return found
@@ -257,11 +257,11 @@ class HostExchange:
             tuple(number for each in tables for number in (each.table, len(each.ids))),
         )
 
-    def _while_following(self, follower: Follower) -> Callable[[], None]:
+    def _while_following(self, follower: Follower, push: StepPush) -> Callable[[], None]:
         began, patience = time.monotonic(), self._patience()
 
         def check() -> None:
-            self._check()
+            self._keep((push.phase, push.clock - 1))
             leader, members = follower.leader, self._members()
             if members.live.get(leader.rank) != leader.incarnation:
                 raise _LeaderLost
@@ -310,20 +310,25 @@ class HostExchange:
     ) -> list[StepSummary]:
         answer: Callable[[HostConnection], RoundAnswer] | None = None
         try:
-            taken = leader.gather(self._led(push), self._expected(push), self._while_leading())
+            taken = leader.gather(self._led(push), self._expected(push), self._while_leading(push))
             self.at("gathered")
             combined = self._combined(leader, taken, push, streams) if taken else None
             if combined is None:
                 return self._alone(push, answers)
             before = [stream.version for stream in streams]
-            found = answers(combined)
+            is_apart = False
+
+            def apart() -> StepPush:
+                nonlocal is_apart
+                is_apart = True
+                leader.dissolve("not every shard could take the push of this host")
+                self._group.apart((push.phase, push.clock + 1))
+                return push
+
+            found = answers(replace(combined, apart=apart))
             self.at("answered")
-            errors = [error for each in found for error in each.errors]
-            apart = any(outcome in _NOT_TAKEN for each in found for outcome in each.outcomes)
-            if errors or apart:
-                why = str(errors[0]) if errors else "not every shard could take it"
-                leader.dissolve(f"the push of this host was refused: {why}")
-                return self._alone(push, partial(answers, before=found)) if apart else found
+            if is_apart:
+                return found
             answer = self._answer(streams, before, found)
             self._tell_options(self._options, push)
             return found
@@ -350,11 +355,11 @@ class HostExchange:
         self._group.wait_for_names()
         return partial(self._group.others, (push.phase, push.clock), self._reached)
 
-    def _while_leading(self) -> Callable[[Sequence[HostWorker]], None]:
+    def _while_leading(self, push: StepPush) -> Callable[[Sequence[HostWorker]], None]:
         began = time.monotonic()
 
         def check(waits_for: Sequence[HostWorker]) -> None:
-            self._check()
+            self._keep((push.phase, push.clock - 1))
             if time.monotonic() - began > times.HINT_SECONDS and waits_for:
                 ranks = ", ".join(str(each.rank) for each in waits_for)
                 self._session.wait_hint(f"waiting for worker {ranks} of this host, whose gradients go with this push")

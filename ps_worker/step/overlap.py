@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from ps_protocol.interruptible import result_of
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Kind
@@ -50,7 +51,8 @@ class Overlap:
         if under_way is None:
             return None
         try:
-            return under_way.result()
+            summary: StepSummary = result_of(under_way)
+            return summary
         except BaseException:
             if not under_way.done():
                 self._abandon(under_way)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -92,9 +92,9 @@ class StepPipeline:
         #: What was mapped when slices moved, until the next exchange has ended.
         self._kept_memory = KeptMappings()
         self.shard_map = shard_map
-        #: Makes exchanges with the other workers of this host; None: they are made by this worker alone.
         #: Called once at the end, where others of this host know of this model.
         self._ends_on_host: list[Callable[[], None]] = []
+        #: Makes exchanges with the other workers of this host; None: they are made by this worker alone.
         self._host = self._host_exchange(flat, gradients, style)
         self._router = RowRouter(shard_map)
         #: One to each shard that has anything of the model.
@@ -133,7 +133,7 @@ class StepPipeline:
         if self._host is not None:
             self._host.start(joined_running=self.joined_running)
         # Where one broke meanwhile, its shard does not know that this worker has the values.
-        self.following_moves(self.ensure_open)
+        self.keep_open()
         self._report_transports()
 
     def _start(self) -> None:
@@ -190,29 +190,24 @@ class StepPipeline:
         """Send a part of the next push to ``shard`` ahead, where its stream is open; whether that was possible."""
         return any(stream.stage(span) for stream in self.streams if stream.shard == shard)
 
-    def _answers(
-        self, push: StepPush, before: Sequence[StepSummary] = (), *, is_sent: bool = False
-    ) -> list[StepSummary]:
+    def _answers(self, push: StepPush, *, is_sent: bool = False) -> list[StepSummary]:
         """Send ``push``; the answers, by shard. It is repeated on a new stream as often as one breaks.
 
-        ``before``: the answers, by shard, to the push of a host. This one goes only to shards that did not take that:
-        another, which was restarted since, may have forgotten a push that has changed nothing.
+        A shard that does not take the push of a host gets this worker's own at once: others may wait there for that,
+        and the other shards for them. No other shard gets it: one that was restarted may have forgotten a push that has
+        changed nothing.
         """
         answers: dict[int, StepSummary] = {}
-        if before:
-            untaken = Outcome.SEPARATE, Outcome.REFUSED
-            pairs = zip(self._shards, before, strict=True)
-            answers = {shard: answer for shard, answer in pairs if answer.outcome not in untaken}
+        own: dict[int, StepPush] = {}
         if not is_sent:
             for stream in self.streams:
-                if not stream.is_dropped and stream.shard not in answers:
+                if not stream.is_dropped:
                     stream.send(push)
 
         def receive(stream: ShardStream) -> bool:
-            if stream.shard in answers:
-                return True
+            sent = own.get(stream.shard, push)
             if stream.is_dropped:
-                self._repeat(stream, push)
+                self._repeat(stream, sent)
             answer = stream.receive()
             if answer is None:
                 return False
@@ -222,14 +217,18 @@ class StepPipeline:
                 if isinstance(error, StorageFull):
                     # The shard lives and reports what it waits for: this worker waits as long as that takes.
                     self._pause_for_room(error)
-                    stream.send(push)
+                    stream.send(sent)
                     return False
+            if sent.apart is not None and answer.outcome >= Outcome.REFUSED:
+                own[stream.shard] = sent.apart()
+                stream.send(own[stream.shard])
+                return False
             answers[stream.shard] = answer
             return True
 
         counters, began = self._counters, time.perf_counter()
         reconnecting = counters.waits[WaitReason.RECONNECT]
-        self._in_turns(receive, (push.phase, push.clock), answers)
+        self._in_turns(receive, (push.phase, push.clock))
         found = list(map(answers.__getitem__, self._shards))
         counters.answered(
             time.perf_counter() - began,
@@ -374,7 +373,7 @@ class StepPipeline:
 
         Arrivals are not acknowledged. Call it again while waiting: it opens streams that have broken meanwhile.
         """
-        self.following_moves(self.ensure_open)
+        self.keep_open()
         self.away((phase + 1, 0))
         for stream in self.streams:
             stream.arrive(phase)
@@ -424,7 +423,7 @@ class StepPipeline:
             folder.models += 1
             self._ends_on_host.append(folder.end_model)
             return None
-        return HostExchange(self._session, folder, flat, gradients, self.shard_map.spec, style, self._check_waiting)
+        return HostExchange(self._session, folder, flat, gradients, self.shard_map.spec, style, self._keep_streams)
 
     # -- streams
 
@@ -444,6 +443,13 @@ class StepPipeline:
                 found[number] = self.persistently(stream, partial(self._open, stream, self.position))
         return found
 
+    def keep_open(self) -> None:
+        """Open streams that have ended, between two steps: a shard that was started again hears where this worker is.
+
+        Raises PsError.
+        """
+        self.following_moves(self.ensure_open)
+
     def ensure_open(self) -> None:
         """Open the streams that are not open. Raises ModelMoved, PsError."""
         seen = self._session.view
@@ -462,11 +468,11 @@ class StepPipeline:
 
     def _open(self, stream: ShardStream, position: Position | None = None) -> StreamPosition:
         """Open ``stream`` again. ``position``: this worker's on that shard, if it is not that of the last push."""
-        phase, clock = position or self.position
-        known = clock if phase == self._session.phase else 0
-        began = time.perf_counter()
+        passed, began = self._session.phase, time.perf_counter()
+        # Shards may be in a later phase than this worker has passed barriers: of a checkpoint made in a barrier.
+        phase, clock = max(position or self.position, (passed, 0))
         try:
-            standing = stream.open(self._session.phase, known if self.started or position else None)
+            standing = stream.open(phase, clock) if self.started or position else stream.open(passed)
         finally:
             if self.started:
                 self._session.counters.waits[WaitReason.RECONNECT] += time.perf_counter() - began
@@ -527,14 +533,12 @@ class StepPipeline:
         self,
         receive: Callable[[ShardStream], bool],
         position: Position,
-        answers: Mapping[int, StepSummary] = MappingProxyType({}),
     ) -> None:
         """Call ``receive`` until it has returned True for each stream; False: the shard waits.
 
         A shard that waits or cannot be reached goes to the end. A broken stream, or a refusal for want of room, is
         therefore noticed although another shard waits, perhaps for a worker that waits for this one. A shard that was
-        restarted after its answer gets ``position`` again: it may have lost it and make others wait. Not where the one
-        of its ``answers`` is SEPARATE: it has taken none of a host's pushes, and gets the position with this worker's.
+        restarted after its answer gets ``position`` again: it may have lost it and make others wait.
         """
         attempts: dict[int, Attempts] = {}
         turns = deque(self.streams)
@@ -552,13 +556,12 @@ class StepPipeline:
                     turns.appendleft(stream)
                     continue
             turns.append(stream)
-            self._reopen([other for other in self.streams if other not in turns], position, answers)
+            self._reopen([other for other in self.streams if other not in turns], position)
 
-    def _reopen(self, done: list[ShardStream], position: Position, answers: Mapping[int, StepSummary]) -> None:
+    def _reopen(self, done: list[ShardStream], position: Position) -> None:
         """Open streams that have ended since their shards answered; a shard that is away is left for later."""
         for stream in done:
-            answer = answers.get(stream.shard)
-            if not stream.is_open and (answer is None or answer.outcome is not Outcome.SEPARATE):
+            if not stream.is_open:
                 try:
                     self._open(stream, position)
                 except Retryable:
@@ -583,9 +586,15 @@ class StepPipeline:
             raise error
         self._session.check()
 
-    def _check_waiting(self) -> None:
-        """Raises Unavailable where waiting was interrupted, and Fenced."""
+    def _keep_streams(self, position: Position) -> None:
+        """Open streams that have ended while this worker waits for others of its host, at ``position``.
+
+        A shard that was started again may have forgotten where this worker stands, and so may those that slices have
+        moved to: others wait for it there. Raises Unavailable where waiting was interrupted, ModelMoved, and PsError.
+        """
         self._check_wait(Unavailable("waiting for the other workers of this host was interrupted"))
+        self._check_newest()
+        self._reopen(self.streams, position)
 
     def interrupt(self) -> None:
         """From another thread: a call that waits for a shard raises a Retryable error, until ``resume``."""
@@ -629,6 +638,7 @@ class StepPipeline:
         """Take the shard map in force. Parameters, and the gradients collected last, keep their values."""
         shard_map = newer_map(self._session, self.shard_map, moved, self.reconnect_timeout_seconds)
         versions = {stream.shard: stream.version for stream in self.streams}
+        answered = min(stream.answered for stream in self.streams)
         self._kept_memory.clear()
         for stream in self.streams:
             if stream.is_pushing:
@@ -643,6 +653,7 @@ class StepPipeline:
         self.load_residuals(residuals)
         for stream in self.streams:
             stream.version = versions.get(stream.shard, min(versions.values()))
+            stream.answered = answered
         self._moved(self._flat.plan)
 
     def residuals(self) -> State:

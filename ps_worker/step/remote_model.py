@@ -137,6 +137,11 @@ class RemoteModel:
         return self._bindings.parameters
 
     @property
+    def parameter_names(self) -> Sequence[str]:
+        """The names of ``parameters`` in the model."""
+        return [variable.name for variable in self._bindings.variables[: len(self.parameters)]]
+
+    @property
     def table_modules(self) -> Sequence[TableModule]:
         """The model's modules whose rows are in tables."""
         return self._tables.modules
@@ -396,6 +401,11 @@ class RemoteModel:
         self.pipeline.load_state(state)
 
     # -- barriers, no-op steps
+
+    def keep_open(self) -> None:
+        """Open streams that have ended, between two steps, where no exchange is under way. Raises PsError."""
+        if self._overlap is None or not self._overlap.is_pending:
+            self.pipeline.keep_open()
 
     def arrive(self, phase: int) -> None:
         """Tell every shard that this worker enters the barrier that ends ``phase``.

@@ -14,6 +14,7 @@ from ps_protocol import times
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer
 from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.errors import InternalError
+from ps_protocol.interruptible import result_of
 from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.model.spec import DType
 from ps_protocol.v1 import shard_pb2 as pb
@@ -21,7 +22,7 @@ from ps_protocol.wire.chunks import LOAD_REQUESTS, LOAD_ROWS_REQUESTS, SAVE_REPL
 from ps_protocol.wire.convert.shard import STATE_HEADER, model_status_from_pb
 from ps_worker.model.optimizer_state import StateEntry, tensor_bytes
 from ps_worker.transport.base import GrpcReplies, Peer, read_answer, read_message, read_payload, rpc_errors
-from ps_worker.transport.call_messages import CallMessages, result_of
+from ps_worker.transport.call_messages import CallMessages
 
 _SERVICE = "/ps_protocol.v1.Shard/"
 

@@ -74,9 +74,13 @@ class ShardStream:
         self.is_pushing = False  # a push has been sent whose answer has not come
         #: Of the push under way, and of the last that the shard has reported as applied.
         self._sequence = self._acknowledged = 0
+        #: The last push that the shard has answered, and not refused.
+        self.answered = 0
         #: The version of torch on the shard that was warned of last.
         self._warned_version = ""
         self._opened_at, self._opened_to = 0.0, 0  # when, and to which incarnation of the shard
+        #: How many streams have been opened.
+        self.openings = 0
         #: Sent last on this stream.
         self._options: tuple[Options, ...] = ()
         self._table_options: tuple[RowOptions, ...] = ()
@@ -147,6 +151,7 @@ class ShardStream:
             torch.__version__,
             keeps_slices=True,
             transports=session.transports,
+            answered=self.answered,
         )
         self._opened_to = session.shard_incarnation(self.shard)
         opened, self._transport = open_stream(session.shard_channel(self.shard), link, request)
@@ -163,6 +168,7 @@ class ShardStream:
             self._receive_buffer = BackRegion(double, self.shard) if double else ReceiveBuffer(self.layout, wire)
         self._compare_torch(opened.torch_version)
         self._opened_at = time.monotonic()
+        self.openings += 1
         self._options = ({},) * len(shard_map.spec.group_options)
         self._table_options = ({},) * len(shard_map.spec.tables)
         return StreamPosition(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
@@ -276,7 +282,7 @@ class ShardStream:
         self.is_pushing, self._answered = False, result
         outcome = result.outcome
         if outcome < Outcome.REFUSED:
-            self.version = result.version
+            self.version, self.answered = result.version, self._sequence
         if outcome is Outcome.APPLIED:
             self._acknowledged = self._sequence
         if result.differences:
@@ -372,7 +378,7 @@ class ShardStream:
 
     def followed(self, sequence: int, outcome: Outcome, version: int) -> None:
         """Another worker of this host has made push ``sequence`` for this one, and ``version`` was taken over."""
-        self.version = version
+        self.version, self.answered = version, sequence
         if outcome is Outcome.APPLIED:
             self._acknowledged = sequence
 

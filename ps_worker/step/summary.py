@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.cluster.answers import Outcome
@@ -88,6 +88,8 @@ class StepPush:
     squared_norm: float | None = None
     #: Made by this worker itself, although others of its host push together.
     alone: bool = False
+    #: Of a push of several workers: called for each shard that does not take it, at once, for what goes there instead.
+    apart: Callable[[], StepPush] | None = None
     #: What is sent in place of this worker's gradients, with those of others of its host; None: its own.
     combined: CombinedPush | None = None
 

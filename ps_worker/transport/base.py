@@ -152,8 +152,12 @@ def read_answer(replies: Replies, place: Place, on_wait: Callable[[str], None], 
 
 def read_payload(replies: Iterator[bytes], stream: ChunkedStream, pieces: Sequence[memoryview], peer: Peer) -> None:
     """Read chunks until ``pieces`` are full. Raises Unavailable, InternalError, InvalidRequest."""
-    receiver = ChunkReceiver(stream, pieces, str(peer), partial(InternalError, shard=str(peer.shard)))
-    receiver.receive(partial(read_message, replies, peer))
+    chunk_receiver(stream, pieces, peer).receive(partial(read_message, replies, peer))
+
+
+def chunk_receiver(stream: ChunkedStream, pieces: Sequence[memoryview], peer: Peer) -> ChunkReceiver:
+    """Writes the chunks of ``peer`` to ``pieces``. Raises InternalError, InvalidRequest."""
+    return ChunkReceiver(stream, pieces, str(peer), partial(InternalError, shard=str(peer.shard)))
 
 
 @dataclass(frozen=True, slots=True)

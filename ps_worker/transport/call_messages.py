@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 
+from ps_protocol.interruptible import next_item
+
 _AHEAD = 4
 """Messages that are read ahead."""
 
@@ -36,7 +38,7 @@ class CallMessages:
 
     def __next__(self) -> bytes:
         """The next message. Raises the call's RpcError when it has failed."""
-        message = self._arrived.get()
+        message = next_item(self._arrived)
         if isinstance(message, bytes):
             self._wanted.put(None)
             return message
@@ -59,11 +61,3 @@ def _read(
         arrived.put(None)
     except grpc.RpcError as error:
         arrived.put(error)
-
-
-def result_of(future: Any) -> Any:
-    """The result of a gRPC future, waited for in the same way. Raises its RpcError."""
-    done: queue.SimpleQueue[None] = queue.SimpleQueue()
-    future.add_done_callback(lambda _: done.put(None))
-    done.get()
-    return future.result()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 
 import grpc
 
@@ -13,9 +11,8 @@ from ps_protocol.cluster.requests import OpenRequest
 from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated
 from ps_protocol.logs import EventLogger
 from ps_protocol.security.security import CredentialsReplaced
-from ps_protocol.wire.bulk import connect_bulk
-from ps_protocol.wire.carrier import Carrier, PlainCarrier
-from ps_protocol.wire.unix_peer import check_peer
+from ps_protocol.wire.bulk import connect_bulk, connect_unix
+from ps_protocol.wire.carrier import Carrier
 from ps_worker import times
 from ps_worker.transport.base import ClientTransport, Link
 from ps_worker.transport.grpc_stream import GrpcClientTransport, keep_freed_memory
@@ -77,26 +74,5 @@ def _explain(link: Link, offered: SideChannel, error: Exception) -> None:
 def _connect(link: Link, offered: SideChannel) -> Carrier:
     """Raises OSError, ValueError; PermissionDenied, Unauthenticated when the socket is not of who it should be."""
     if offered.name:
-        return _connect_unix(offered.name, link.security.settings.shm_uid)
+        return connect_unix(offered.name, link.security.settings.shm_uid, times.SIDE_CHANNEL_SECONDS)
     return connect_bulk(offered, link.peer.address, str(link.peer), link.security, times.SIDE_CHANNEL_SECONDS)
-
-
-def _connect_unix(path: str, shm_uid: int | None) -> PlainCarrier:
-    if not path.startswith("/"):
-        raise ValueError(f"{path!r} is not an absolute path")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(times.SIDE_CHANNEL_SECONDS)
-        sock.connect(path)
-        check_peer(sock, shm_uid)
-    except PermissionError as error:
-        sock.close()
-        raise PermissionDenied(
-            "the shard shares memory with processes of its own user alone",
-            actual=f"user {os.geteuid()}: {error}",
-            remedy=f"run both as one user, or give the shard --shm-uid {os.geteuid()}",
-        ) from error
-    except BaseException:
-        sock.close()
-        raise
-    return PlainCarrier(sock)

@@ -106,7 +106,8 @@ class SocketClientTransport:
         self._carrier.send_all([framed(request_to_bytes(ConfirmRequest()))])
         self._carrier.prepare()
         self._anchor.on_end(self._carrier.shut_down)
-        self._waits = self._anchor.is_active
+        anchor = self._anchor
+        self._waits = lambda: anchor.alive
 
     def _map(self, attached: AttachedChannel) -> None:
         """Take over the memory that came with ``attached``. Raises OSError, ValueError, InternalError."""
@@ -127,7 +128,7 @@ class SocketClientTransport:
     @property
     def alive(self) -> bool:
         """Whether the stream has not ended, as far as this side knows."""
-        return not self._closed and self._anchor.is_active()
+        return not self._closed and self._anchor.alive
 
     def keep_memory(self) -> None:
         """Keep the gradients' memory and the shard's regions mapped for the next stream."""

@@ -159,7 +159,10 @@ class CoordinatorObservers:
     def _follow_weights(self, original: Any) -> Any:
         async def follow(driver: Driver, ask: Any, wait_seconds: float) -> Any:
             answer = await original(driver, ask, wait_seconds)
-            self._subjects.judge.published.told(0 if ask.number else ask.have, answer.version, answer.newest)
+            published = self._subjects.judge.published
+            published.told(0 if ask.number else ask.have, answer.version, answer.newest)
+            if answer.finished:
+                published.says_finished()
             return answer
 
         return follow

@@ -21,7 +21,7 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.model_rows import ModelRows
 from ps_server.shard.step.stream import StepStream, StreamCodec
 from ps_server.shard.step.values import ModelValues
-from ps_server.shard.weights import HeldPiece, HeldWeights
+from ps_server.shard.weights import HeldPiece, HeldPieces, HeldWeights
 from ps_server.state.region import Region
 from simulation.observers.checkpoints import tell_of_checkpoint
 from simulation.observers.moves import owners_of, pieces_of
@@ -84,7 +84,7 @@ class ShardObservers:
             (placing, "restore", self._restore),
             (HeldWeights, "take", self._take_piece),
             (HeldWeights, "finish", self._finish_piece),
-            (HeldWeights, "serve", self._serve_piece),
+            (HeldPieces, "serve", self._serve_piece),
         )
 
     def _judged(self, tracker: Tracker) -> int | None:
@@ -387,7 +387,7 @@ class ShardObservers:
         return finish
 
     def _serve_piece(self, original: Any) -> Any:
-        async def serve(weights: HeldWeights, request: Any, context: Any) -> None:
+        async def serve(weights: HeldPieces, request: Any, context: Any) -> None:
             shard = self._subjects.serving()
             try:
                 await original(weights, request, context)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from simulation.observers.coordinator import CoordinatorObservers
+from simulation.observers.relays import RelayObservers
 from simulation.observers.shards import ShardObservers
 from simulation.observers.subjects import Subjects, Wrappers
 from simulation.observers.workers import WorkerObservers
@@ -19,6 +20,7 @@ class Observers:
         self._shards = ShardObservers(subjects)
         self._workers = WorkerObservers(subjects)
         self._coordinator = CoordinatorObservers(subjects)
+        self._relays = RelayObservers(subjects)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -39,3 +41,4 @@ class Observers:
         yield from self._shards.wrappers()
         yield from self._workers.wrappers()
         yield from self._coordinator.wrappers()
+        yield from self._relays.wrappers()

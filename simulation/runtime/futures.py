@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,6 +50,24 @@ def _call(future: Future, function: Callable[..., Any], arguments: tuple[Any, ..
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def run_coroutine_threadsafe(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Future:
+    """As of ``asyncio``; a coroutine whose future is cancelled runs to its end."""
+    future = Future()
+
+    async def run() -> None:
+        try:
+            result = await coroutine
+        except Exception as error:  # noqa: BLE001 -- it is raised where it is waited for
+            if not future.cancelled():
+                future.set_exception(error)
+        else:
+            if not future.cancelled():
+                future.set_result(result)
+
+    loop.call_soon_threadsafe(lambda: loop.create_task(run()))
+    return future
 
 
 class ThreadPoolExecutor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import queue
 import secrets
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -41,6 +43,9 @@ from simulation.runtime.servers import Server
 from simulation.runtime.unix_sockets import Poll, Selector, UnixSockets
 
 _PACKAGES = ("ps_protocol", "ps_server", "ps_worker")
+
+_LATER = ("ps_protocol.wire.row_means", "ps_server.tables.table", "ps_worker.tables.row_kernels")
+"""Modules that the shipped code imports at their first use."""
 
 EPOCH_SECONDS = 1_700_000_000.0
 """The day's clock at the beginning of a run."""
@@ -261,29 +266,42 @@ def _originals() -> dict[int, str]:
         (concurrent.futures.Future, "Future"),
         (concurrent.futures.ThreadPoolExecutor, "ThreadPoolExecutor"),
         (concurrent.futures.wait, "wait"),
+        (asyncio.run_coroutine_threadsafe, "run_coroutine_threadsafe"),
         (grpc_server.start, "start"),
     ]
     return {id(original): name for original, name in from_modules}
 
 
 @cache
-def _places() -> tuple[list[_Place], list[tuple[FunctionType, int]]]:
-    """Where the shipped code names them: module globals, and defaults of parameters."""
+def _places(names: tuple[str, ...]) -> tuple[list[_Place], list[tuple[FunctionType, int]]]:
+    """Where these modules of the shipped code name them: module globals, and defaults of parameters."""
     originals = _originals()
     places: list[_Place] = []
     defaults: list[tuple[FunctionType, int]] = []
-    for name, module in sorted(sys.modules.items()):
-        if name.partition(".")[0] in _PACKAGES and isinstance(module, ModuleType):
-            for attribute, value in list(vars(module).items()):
-                if id(value) in originals:
-                    places.append(_Place(module, attribute, value))
-                if isinstance(value, type) and value.__module__ == name:
-                    functions = [each for each in vars(value).values() if isinstance(each, FunctionType)]
-                    for function in functions:
-                        for at, default in enumerate(function.__defaults__ or ()):
-                            if id(default) in originals:
-                                defaults.append((function, at))
+    for module in map(sys.modules.__getitem__, names):
+        for attribute, value in list(vars(module).items()):
+            if id(value) in originals:
+                places.append(_Place(module, attribute, value))
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                functions = [each for each in vars(value).values() if isinstance(each, FunctionType)]
+                for function in functions:
+                    for at, default in enumerate(function.__defaults__ or ()):
+                        if id(default) in originals:
+                            defaults.append((function, at))
     return places, defaults
+
+
+def _shipped() -> tuple[str, ...]:
+    """The names of the modules of the shipped code that are there."""
+    return tuple(sorted(name for name in sys.modules if name.partition(".")[0] in _PACKAGES))
+
+
+def _check_replaced(names: tuple[str, ...]) -> None:
+    """Raises AssertionError where a run has imported a module that went past the runtime: it could not be repeated."""
+    late, _ = _places(tuple(name for name in _shipped() if name not in names))
+    if late:
+        found = sorted({place.holder.__name__ for place in late})
+        raise AssertionError(f"imported in the middle of a simulated run: {', '.join(found)}; name it in _LATER")
 
 
 @contextmanager
@@ -313,10 +331,14 @@ def installed(kernel: Kernel, network: Network, files: Files, *, small_log: bool
         "Future": futures.Future,
         "ThreadPoolExecutor": futures.ThreadPoolExecutor,
         "wait": futures.wait,
+        "run_coroutine_threadsafe": futures.run_coroutine_threadsafe,
         "start": _start(network),
     }
     originals = _originals()
-    places, defaults = _places()
+    for name in _LATER:
+        import_module(name)
+    names = _shipped()
+    places, defaults = _places(names)
     values_outside = [(module, name, getattr(module, name)) for module, name, _ in values_here]
     before = [(function, function.__defaults__) for function, _ in defaults]
     wait.use(kernel)
@@ -331,6 +353,7 @@ def installed(kernel: Kernel, network: Network, files: Files, *, small_log: bool
             function.__defaults__ = tuple(values)
         with heard(kernel, _PACKAGES):
             yield
+        _check_replaced(names)
     finally:
         for place in places:
             setattr(place.holder, place.name, place.value)

@@ -84,6 +84,7 @@ def test_it_measures_the_rows_asked_for_and_leaves_no_process(tmp_path: Path, be
     check_results(tmp_path, rows)
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     with bench(tmp_path, "raw socket") as program:
         assert program.stdout is not None

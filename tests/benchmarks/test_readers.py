@@ -9,7 +9,20 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import readers
-from benchmarks.readers import HTTP, OURS, RPC, Publishing, downloader, once, served, subscriber, table
+from benchmarks.readers import (
+    HTTP,
+    OURS,
+    RPC,
+    SHARED,
+    Publishing,
+    Shared,
+    downloader,
+    once,
+    served,
+    subscriber,
+    table,
+)
+from tests.weights.relays import relaying
 from tests.worker.jobs import running_job
 
 
@@ -20,6 +33,10 @@ def test_readers_receive_what_is_published_and_what_is_served() -> None:
         cluster.publish("policy", step=1, wait=True)
         with subscriber(job.address) as ours:
             assert min(ours.run(OURS, 2)) > 0
+            assert (ours.received(), ours.memory() > 0) == (800_000, True)
+        with relaying(job.loop, job.address, "policy") as relay, subscriber(relay.address, "auto") as near:
+            assert min(near.run(OURS, 2)) > 0
+            assert near.received() == 0
     with served(400_000) as url, downloader(url) as theirs:
         assert min(theirs.run(HTTP, 2)) > 0
 
@@ -44,9 +61,13 @@ def test_the_slowest_reader_counts_and_the_faster_of_the_others_is_compared() ->
 
 def test_everything_is_printed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "measure", lambda *_: {"1": {OURS: [0.5], HTTP: [0.5], RPC: [0.8]}})
-    monkeypatch.setattr(readers, "shares", lambda *_: [0.02, 0.04, 0.2])
+    monkeypatch.setattr(readers, "shares", lambda *_, read: [0.02, 0.3 if read else 0.04, 0.4])
+    monkeypatch.setattr(readers, "behind_relay", lambda *_: {"1": {SHARED: Shared([0.25], 100_000_000, 0, 50_000_000)}})
     done = CliRunner().invoke(readers.main, ["--output", str(tmp_path / "readers.json")])
     assert done.exit_code == 0, done.output
+    assert "| 1 | a relay, shared memory | 0.250 | 100 MB | 0 MB | 50 MB |" in done.output
     assert "1.00, asked ≥ 1.2: not reached" in done.output
-    assert "a version every 10 steps: 4.0% more time, asked ≤ 5%: reached" in done.output
-    assert json.loads((tmp_path / "readers.json").read_text())["publishing"] == [0.02, 0.04, 0.2]
+    assert "a version every 10 steps beside no reader: 4.0% more time, asked ≤ 5%: reached" in done.output
+    assert "beside a reader of this host: 30.0% more time, asked ≤ 5%: not reached" in done.output
+    kept = json.loads((tmp_path / "readers.json").read_text())["publishing"]
+    assert kept == {"no reader": [0.02, 0.04, 0.4], "a reader of this host": [0.02, 0.3, 0.4]}

@@ -49,6 +49,7 @@ def test_what_is_asked_is_judged_against_the_fastest_process_and_where_both_were
     assert f"| {KILLED} | 333 | 0, 1 | 4 |" in lines
 
 
+@pytest.mark.long
 def test_scores_of_another_system_are_judged_as_those_of_the_example(tmp_path: Path) -> None:
     own = program.one_process(SMALL, tmp_path, threads=1)
     for window in own.windows:
@@ -56,6 +57,7 @@ def test_scores_of_another_system_are_judged_as_those_of_the_example(tmp_path: P
         assert (found["auc"], found["best"]) == pytest.approx((window["auc"], window["best"]))
 
 
+@pytest.mark.long
 def test_a_worker_that_fails_is_told(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
     script = Script(SMALL.flags(tmp_path), {})

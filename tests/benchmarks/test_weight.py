@@ -56,7 +56,7 @@ def test_a_module_counts_once_for_each_other_module_that_imports_it():
     assert weight.importers(trees) == {"ps_server.b": 2, "ps_server.a": 2}
 
 
-def test_a_tree_is_counted_and_compared_with_another_one(tmp_path):
+def test_a_tree_is_counted_and_compared_with_another_one(tmp_path, monkeypatch):
     for name, text in {
         "ps_server/a.py": "x = 1\n",
         "ps_worker/b.py": "import ps_server.a\n",
@@ -68,6 +68,7 @@ def test_a_tree_is_counted_and_compared_with_another_one(tmp_path):
     assert weight.weigh(tmp_path) == weight.Weight(
         code_lines=2, files=2, modules_with_one_importer=1, seconds_constants=0, test_lines=2
     )
+    monkeypatch.setattr(weight.weigh, "__defaults__", (tmp_path,))
     shown = CliRunner().invoke(weight.main, [str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     assert shown.output.startswith("this tree")

@@ -22,6 +22,7 @@ SMALL = ["--minutes", "0.15", "--every", "2.5", "--undisturbed-minutes", "0", "-
     ("processes", "transport"),
     choose([("forked", "grpc"), ("own interpreters", "bulk"), ("own interpreters", "shm")], [("forked", "grpc")]),
 )
+@pytest.mark.early
 def test_a_small_run_keeps_every_promise_and_leaves_no_process(tmp_path, monkeypatch, capsys, processes, transport):
     seed = drawn_seed()
     words = ["--seed", str(seed), "--folder", str(tmp_path), "--transport", transport, *SMALL]
@@ -51,6 +52,18 @@ def test_shards_and_workers_of_a_run_are_given_its_transport(tmp_path, monkeypat
         assert commands["worker 0"][-1] == transport
         assert ("--no-shm" in commands["shard 0"]) is (transport != "shm")
         assert ("--bulk-ports" in commands["shard 0"]) is (transport != "bulk")
+    finally:
+        cluster.close()
+
+
+def test_faults_hit_the_relay_that_a_reader_asks_and_its_link_to_the_job(tmp_path):
+    cluster = Cluster(tmp_path, tmp_path / "data", Size(secure=False))
+    try:
+        targets = cluster.targets(None)
+        assert "relay" in targets.processes
+        assert "relay" not in targets.servers  # nobody replaces one that hangs
+        assert "relay–coordinator" in targets.links
+        assert cluster.relay_address.rpartition(":")[2] in cluster.processes["relay"].command(1)
     finally:
         cluster.close()
 

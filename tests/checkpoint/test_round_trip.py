@@ -24,7 +24,7 @@ from ps_server.checkpoint.model_writer import write_part
 from ps_server.consistency import Position, TrackerState
 from ps_server.coordinator.placement.variables import FixedShards, PartitionRule
 from ps_server.state.region import Region
-from tests.support.length import examples
+from tests.support.length import examples, paired
 
 from .support import OPTIMIZERS, Job, raw, rules, same_bits, same_state, shard_map_of, small_spec, spec_of, specs
 
@@ -61,8 +61,7 @@ def test_training_on_the_same_shards_goes_on_bit_equal_to_training_that_never_st
     assert same_state(restored, never_stopped)
 
 
-@pytest.mark.parametrize("shards", CHANGES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "shards"), paired(list(OPTIMIZERS), CHANGES), ids=str)
 def test_training_on_another_number_of_shards_goes_on_to_the_same_numbers(
     tmp_path: Path, optimizer: str, shards: tuple[int, int]
 ) -> None:
@@ -76,8 +75,7 @@ def test_training_on_another_number_of_shards_goes_on_to_the_same_numbers(
         torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("optimizer", ELEMENTWISE)
+@pytest.mark.parametrize(("optimizer", "shards"), paired(list(ELEMENTWISE), [1, 3]))
 def test_slices_that_saw_different_numbers_of_steps_each_go_on_with_their_own(
     tmp_path: Path, optimizer: str, shards: int
 ) -> None:

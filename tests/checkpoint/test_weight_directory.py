@@ -19,7 +19,7 @@ from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest, Storage
 from ps_protocol.model.spec import DType
 from ps_server.checkpoint import weight_directory
 from ps_server.checkpoint.file_plan import TensorForm
-from ps_server.checkpoint.weight_directory import WeightDirectory, files_beside
+from ps_server.checkpoint.weight_directory import Origin, WeightDirectory, files_beside
 from tests.support.seeds import drawn_seed
 
 from .faults import Unsynced, counted, dies_at, full_at, growing, watched
@@ -181,21 +181,59 @@ def test_numbers_with_more_than_six_digits_go_on(tmp_path):
     server.pull(tmp_path)
     job.assert_served(server)
     assert server.version == 1_000_001
-    with WeightDirectory(tmp_path, keep=1) as directory:
+    with WeightDirectory(tmp_path, keep=1, anchor_every=4) as directory:
         assert directory.newest == 1_000_001
-        assert write(directory, job) == [True]
-    assert {path.name for path in tmp_path.iterdir()} == {"latest", "weight_v1000002"}
+        assert write(directory, job, 2) == [False, True]
+    assert {path.name for path in tmp_path.iterdir()} == {"latest", "weight_v1000003"}
 
 
-def test_a_writer_that_was_started_again_goes_on_with_a_full_version(tmp_path):
-    job, server = Job(), Server()
-    for _ in range(3):
-        with WeightDirectory(tmp_path, anchor_every=2) as directory:
+@pytest.mark.parametrize("share", [0.004, 0.3])
+def test_a_writer_that_was_started_again_goes_on_where_it_was(tmp_path, share):
+    job, server = Job(share=share), Server()
+    found = []
+    for _ in range(4):
+        with WeightDirectory(tmp_path, anchor_every=5, max_file_bytes=900) as directory:
             assert directory.newest == job.number
-            assert write(directory, job, 3) == [True, False, True]
+            found += write(directory, job, 3)
         server.pull(tmp_path)
         job.assert_served(server)
+    assert found == [number % 5 == 0 for number in range(12)]
     followers(tmp_path, job)
+
+
+def test_a_writer_goes_on_with_a_full_version_where_what_it_finds_is_damaged_or_of_another_dtype(tmp_path):
+    def begun(name: str) -> Job:
+        job = Job()
+        with WeightDirectory(tmp_path / name) as directory:
+            assert write(directory, job, 3) == [True, False, False]
+        return job
+
+    job = begun("whole")
+    with WeightDirectory(tmp_path / "whole") as directory:
+        number, _, values = job.next()
+        other = [TensorForm(form.name, DType.UINT8, (form.nbytes,)) for form in FORMS]
+        assert directory.write(number, other, values).base is None
+    damaged = 0
+    for path in sorted((tmp_path / "whole").glob("weight_v00000[123]/*")):
+        for at, data in ((0, b"{"), (-1, b""), (path.stat().st_size // 2, b"\x00\xff{")):
+            job = begun(f"{path.parent.name}-{path.name}-{at}")
+            file = tmp_path / f"{path.parent.name}-{path.name}-{at}" / path.parent.name / path.name
+            before = file.read_bytes()
+            file.write_bytes(before[:at] + data + before[at + len(data) :] if data else before[:at])
+            try:
+                directory = WeightDirectory(file.parents[1])
+            except DamagedData:
+                assert file.suffix == ".json"
+                continue
+            with directory:
+                damaged += write(directory, job)[0]
+            # Damage at the end of a delta may be in the padding of its header, or change nothing.
+            if path.suffix == ".safetensors":
+                assert directory.versions[4]
+                server = Server()
+                server.pull(file.parents[1])
+                job.assert_served(server)
+    assert damaged > 5
 
 
 @pytest.mark.parametrize(("anchor_every", "keep"), [(1, 1), (4, 1), (4, 3), (3, 6), (20, 5)])
@@ -309,6 +347,19 @@ def test_a_full_disk_at_any_operation_is_said_and_leaves_the_versions_before(tmp
             followers(path, job)
 
 
+def test_where_fewer_versions_are_kept_the_others_go_before_the_next_is_written(tmp_path):
+    job = Job()
+    with WeightDirectory(tmp_path, anchor_every=1) as directory:
+        write(directory, job, versions=5)
+    with WeightDirectory(tmp_path, anchor_every=1, keep=2) as directory:
+        # Not at once: it may be the directory of another name.
+        assert list(directory.versions) == [1, 2, 3, 4, 5]
+        with full_at(3), pytest.raises(StorageFull, match="keep fewer versions"):  # each removal is synced
+            write(directory, job)
+        assert list(directory.versions) == [4, 5]
+        followers(tmp_path, job)
+
+
 def test_everything_is_synced_before_a_version_appears_and_again_afterwards(tmp_path):
     job, unsynced = Job(), Unsynced()
     with WeightDirectory(tmp_path, anchor_every=1, keep=1) as directory:
@@ -318,6 +369,21 @@ def test_everything_is_synced_before_a_version_appears_and_again_afterwards(tmp_
     assert unsynced.at_renames[0] <= {tmp_path}
     # Of the version that went, nothing is there to be synced.
     assert unsynced.paths <= {tmp_path, tmp_path / ".weight_v000002.part"}
+
+
+def test_a_directory_says_whose_versions_it_has_while_it_has_some(tmp_path):
+    job, mine = Job(), Origin("policy", "a job")
+    with WeightDirectory(tmp_path) as directory:
+        assert directory.origin is None
+        directory.begin(mine)
+    with WeightDirectory(tmp_path) as directory:
+        assert directory.origin is None
+        write(directory, job)
+    with WeightDirectory(tmp_path) as directory:
+        assert directory.origin == mine
+    (tmp_path / "origin.json").write_text("{}")
+    with pytest.raises(DamagedData, match="does not say whose versions are there"):
+        WeightDirectory(tmp_path)
 
 
 def test_one_process_at_a_time_writes_a_directory(tmp_path):

@@ -1,4 +1,4 @@
-"""Random lives of a host on several shards: whoever dies and whatever is repeated, a push counts once on each shard."""
+"""Random lives of a host on several shards: workers die, pushes are repeated, and a push counts once on each shard."""
 
 from __future__ import annotations
 

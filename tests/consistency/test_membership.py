@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from ps_protocol.errors import Fenced, InvalidRequest
-from ps_server.consistency import Position, PushInfo, Tracker, WorkerKey
+from ps_server.consistency import Position, PushInfo, Tracker, Verdict, WorkerKey
 
 from .job import ASYNC, SYNC, Job, at, backup, ssp
 
@@ -33,6 +34,30 @@ def test_a_worker_listed_after_the_first_push_is_not_waited_for_until_it_attache
     job.push(0, 2)
     job.push(1, 2)
     assert job.rounds() == []
+
+
+def test_pushes_that_a_worker_has_had_answered_count_as_accepted_after_a_restart() -> None:
+    job = Job(ASYNC)
+    job.push(0, 1)
+    restarted = Tracker(ASYNC)
+    restarted.restore(job.tracker.persisted_state())
+    restarted.members(job.live)
+    worker = job.key(0)
+    restarted.attach(worker, 0, 3)
+    assert restarted.last_sequence(worker) == 1
+    assert restarted.answered(worker, 3)
+    assert not restarted.answered(worker, 2)
+    assert restarted.last_sequence(worker) == 3
+    assert restarted.push(PushInfo(worker, 3, at(4), 1)).verdict is Verdict.DUPLICATE
+    assert restarted.push(PushInfo(worker, 4, at(4), 1)).verdict is Verdict.APPLY
+
+
+def test_what_a_worker_says_it_has_had_answered_is_checked() -> None:
+    job = Job(ASYNC)
+    with pytest.raises(InvalidRequest, match="answered is out of range"):
+        job.tracker.answered(job.key(0), 1 << 48)
+    with pytest.raises(Fenced):
+        job.tracker.answered(WorkerKey(0, 99), 1)
 
 
 def test_a_newcomer_enters_where_the_slowest_participant_stands() -> None:
@@ -118,6 +143,17 @@ def test_after_a_restart_nobody_enters_below_a_round_that_passed_without_pushes(
     again.members({})
     again.members({0: 8, 1: 9})
     assert again.attach(WorkerKey(0, 8), 0) == at(2)
+
+
+def test_a_job_that_begins_with_a_checkpoint_does_not_begin_behind_a_barrier_in_which_a_worker_was() -> None:
+    """Its workers have not passed that barrier, and would wait there for those that are not in it."""
+    job = Job(ASYNC)
+    job.push(0, 2)
+    job.tracker.arrive(job.key(0), 0)
+    moved = Tracker(ASYNC)
+    moved.restore(replace(job.tracker.persisted_state(), standings=job.tracker.clocks()))
+    assert moved.clocks()[0].position == Position(1, 0)
+    assert moved.persisted_state().highest == at(2)
 
 
 def test_a_worker_that_has_come_further_than_is_known_here_goes_on_where_it_says() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -132,12 +132,13 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
             self.prepared = {shard_map.spec.name: shard_map.epoch for shard_map in request.models}
             return pb.StageReshardReply()
 
-    async def Capture(self, request: pb.CaptureRequest, context: Any) -> pb.CaptureReply:
+    async def Capture(self, request: pb.CaptureRequest, context: Any) -> AsyncIterator[pb.CaptureReply]:
         async with translated(context):
             self._begin("Capture")
             self._check(request.quiesce)
             self._go_on()
-            return pb.CaptureReply()
+            for _ in ("trains on", "has written"):
+                yield pb.CaptureReply()
 
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeReply:
         async with translated(context):

@@ -36,7 +36,7 @@ def test_a_parked_barrier_opens_when_the_lease_of_the_missing_worker_ends() -> N
         driver.join(JoinRequest(Role.SHARD, 0, "host:1", "shard"))
         alive = driver.join(worker(0)).member
         driver.join(worker(1))
-        parked = asyncio.create_task(driver.barrier(0, alive.incarnation, 0, 10.0))
+        parked = asyncio.create_task(driver.barrier(0, alive.incarnation, 0, 60.0))
         while not parked.done():
             driver.heartbeat(alive.role, alive.index, alive.incarnation, MemberStats())
             await asyncio.sleep(0.02)

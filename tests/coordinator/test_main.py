@@ -158,10 +158,12 @@ def test_a_start_from_the_journal_needs_no_flag_again(told: Told, tmp_path: Path
     assert (again.seed, again.partition) == (7, FixedShards(3))
 
 
-def test_a_random_seed_stays_that_of_the_job(told: Told, tmp_path: Path) -> None:
+def test_a_random_seed_and_the_id_stay_those_of_the_job(told: Told, tmp_path: Path) -> None:
     first = told("--data-dir", str(tmp_path)).cluster
     begin(tmp_path, first)
-    assert told("--data-dir", str(tmp_path)).cluster.seed == first.seed
+    again = told("--data-dir", str(tmp_path)).cluster
+    assert (again.seed, again.job_id) == (first.seed, first.job_id)
+    assert told("--data-dir", str(tmp_path / "other")).cluster.job_id != first.job_id
 
 
 def test_another_mode_flag_is_reported_and_not_taken(

@@ -285,14 +285,21 @@ def test_checkpoints_are_counted_by_result_and_have_a_duration_and_an_age(tmp_pa
         assert failed["checkpoint_age_seconds",] > made["checkpoint_age_seconds",], "that of the last complete one"
 
 
-def test_published_versions_are_counted_and_their_readers_by_how_far_they_are_behind() -> None:
+def test_published_versions_are_counted_and_their_readers_by_how_far_they_are_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With one real shard, worker and reader in this process: about a second."""
+    # The reader would map the version, and receive nothing of it.
+    monkeypatch.setenv("PS_TRANSPORT", "bulk")
     with running_job() as job:
         driver, checkpoints = job.checkpoints._driver, job.checkpoints
         moves, publishing = MoveRunner(driver, checkpoints.busy), PublishRunner(driver, checkpoints.busy)
         metrics = CoordinatorMetrics(driver, checkpoints, moves, LimitCounts(), publishing)
         job.cluster().optimizer(torch.optim.SGD, [torch.nn.Parameter(torch.zeros(3))], lr=1.0)
         worker = job.member(Role.WORKER, 0).member
+
+        async def read() -> Found:
+            return counted(metrics)
 
         async def publish(step: int) -> Found:
             ask = PublishAsk("policy", "model", step, "", 8, f"{step}")
@@ -309,6 +316,10 @@ def test_published_versions_are_counted_and_their_readers_by_how_far_they_are_be
             next(versions)
             job.stop_shard(0)
             last = job.loop.run(publish(3))
+            versions._reader.check(60.0)
+            told = job.loop.run(read())
+        received = {form: told["weights_received_bytes", "policy", form] for form in ("delta", "full", "saved")}
+        assert received == {"delta": 0, "full": 12, "saved": 0}
         assert (last["weights_readers", "policy"], last["weights_behind_versions", "policy"]) == (1, 1)
         assert (last["weights_versions_total", "done"], last["weights_versions_total", "failed"]) == (2, 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -17,13 +18,17 @@ from ps_protocol.cluster.weights import (
     WeightsPin,
     WeightsVersion,
 )
-from ps_protocol.errors import InvalidRequest, VersionGone
+from ps_protocol.errors import InvalidRequest, UnknownVersion, VersionGone
+from ps_protocol.wire.convert.weights import FOLLOW_ASK, STATE
 from ps_server.coordinator.persistence.cluster_records import changed_rows, from_rows
 from ps_server.coordinator.publications import (
     LONGEST_PIN_SECONDS,
+    MOST_KEPT_BYTES,
     MOST_NAMES,
     MOST_PINS,
+    MOST_READERS,
     READER_SECONDS,
+    SHOWN_READERS,
     Publications,
 )
 from ps_server.coordinator.settings import ClusterSettings
@@ -54,7 +59,7 @@ def publish(
     numbers = []
     for _ in range(times):
         request = ask(f"token {next(_TOKENS)}", **changes)
-        plan = made.plan(request)
+        plan = made.plan(request, 2)
         made.commit(request, plan.number, pieces(DURABLE if homes is None else homes), now, 1000.0 + now)
         numbers.append(plan.number)
     return numbers
@@ -85,16 +90,39 @@ def test_numbers_rise_by_one_and_as_many_versions_are_kept_as_the_publisher_says
 def test_a_version_that_was_not_committed_leaves_its_number_to_the_next() -> None:
     made = Publications()
     publish(made)
-    assert made.plan(ask("lost")).number == 2
+    assert made.plan(ask("lost"), 2).number == 2
     assert publish(made) == [2]
 
 
 def test_an_ask_that_is_repeated_gets_the_version_it_has_made() -> None:
     made = Publications()
     request = ask("once")
-    made.commit(request, 1, pieces(DURABLE), 0.0, 1000.0)
-    plan = made.plan(request)
-    assert (plan.number, plan.known) == (1, True)
+    version = made.commit(request, 1, pieces(DURABLE), 0.0, 1000.0).value
+    assert made.plan(request, 2).made == version
+    again = Publications()
+    again.restore(made.records)
+    assert again.plan(request, 2).made == version
+
+
+def test_an_ask_that_comes_when_its_version_and_later_ones_are_committed_makes_no_other() -> None:
+    """The newest version would be called by an old step, and nobody would have heard of it."""
+    made = Publications()
+    late = ask("late", step=1)
+    version = made.commit(late, 1, pieces(DURABLE), 0.0, 1000.0).value
+    publish(made, 10, step=2)
+    plan = made.plan(late, 2)
+    assert (plan.number, plan.made) == (1, version)
+    assert kept(made) == [10, 11]
+
+
+def test_of_the_asks_that_made_versions_the_last_are_remembered_and_none_of_a_released_model() -> None:
+    made = Publications()
+    asks = [ask(f"number {number}") for number in range(20)]
+    for number, request in enumerate(asks, 1):
+        made.commit(request, number, pieces(DURABLE), 0.0, 1000.0)
+    assert [made.plan(each, 2).made is not None for each in asks] == [False] * 4 + [True] * 16
+    made.drop_model("model")
+    assert made.plan(asks[18], 2).made is None
 
 
 def test_of_two_publishers_with_one_number_the_second_is_refused() -> None:
@@ -107,7 +135,7 @@ def test_of_two_publishers_with_one_number_the_second_is_refused() -> None:
 def test_shards_keep_every_version_that_is_committed_until_the_next_one_is() -> None:
     made = Publications()
     publish(made, 3)
-    assert made.plan(ask("next")).kept == (2, 3)
+    assert made.plan(ask("next"), 2).kept == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +149,8 @@ def test_shards_keep_every_version_that_is_committed_until_the_next_one_is() -> 
         {"keep": 1001},
         {"metadata": "[1]"},
         {"metadata": "{"},
+        {"metadata": '{"a":' + "[" * 8000 + "]" * 8000 + "}"},
+        {"metadata": '{"a":' + "[" * 64 + "]" * 64 + "}"},
         {"metadata": json.dumps({"a": "b" * 20_000})},
         {"token": ""},
         {"model": "other"},
@@ -131,8 +161,32 @@ def test_what_cannot_be_published_is_refused_and_changes_nothing(changes: dict[s
     publish(made)
     before = made.records
     with pytest.raises(InvalidRequest):
-        made.plan(replace(ask("t"), **changes))  # type: ignore[arg-type]
+        made.plan(replace(ask("t"), **changes), 2)  # type: ignore[arg-type]
     assert made.records == before
+
+
+def test_what_the_journal_has_of_a_name_is_bounded_whatever_metadata_and_shards_there_are() -> None:
+    homes = {n: ShardHome(1 << 62, "f" * 32, "shard:7000") for n in range(40)}
+    for metadata, shards in (("{}", 1), (json.dumps({"a": "b" * 16_000}), 1), (json.dumps({"a": '"' * 4000}), 40)):
+        many = replace(ask("t"), keep=1000, metadata=metadata)
+        made, most = Publications(), 1000
+        if metadata != "{}":
+            with pytest.raises(InvalidRequest, match="so much metadata") as refused:
+                made.plan(many, shards)
+            most = int(refused.value.expected.split(",")[0].removeprefix("keep at most "))
+            with pytest.raises(InvalidRequest, match="so much metadata"):
+                made.plan(replace(many, keep=most + 1), shards)
+        held = [WeightsPiece(n, 1 << 62, homes[n].directory, b"c" * 16, 1 << 40) for n in range(shards)]
+        for number in range(1, most + 3):
+            wanted = replace(many, keep=most, token=f"token {number}")
+            made.plan(wanted, shards)
+            made.commit(wanted, number, held, 0.0, 1_800_000_000.123456)
+        state = ClusterState(ClusterSettings())
+        state.publications.restore(made.records)
+        row = changed_rows(None, state.persisted_state())["publication/policy"]
+        assert row is not None
+        assert len(row) <= MOST_KEPT_BYTES + 1000
+        assert len(made.records["policy"].versions) == most
 
 
 def test_a_job_publishes_a_bounded_number_of_names() -> None:
@@ -140,7 +194,7 @@ def test_a_job_publishes_a_bounded_number_of_names() -> None:
     for number in range(MOST_NAMES):
         publish(made, name=f"n{number}")
     with pytest.raises(InvalidRequest, match="as many names"):
-        made.plan(ask("t", name="more"))
+        made.plan(ask("t", name="more"), 2)
 
 
 def test_a_reader_is_told_the_newest_version_and_skips_those_between() -> None:
@@ -161,9 +215,9 @@ def test_a_reader_waits_for_a_name_that_is_not_published_yet_but_not_for_one_tha
 def test_a_version_that_the_job_has_never_had_is_refused() -> None:
     made = Publications()
     publish(made, 2)
-    with pytest.raises(InvalidRequest, match="no version 3"):
+    with pytest.raises(UnknownVersion, match="no version 3"):
         follow(made, have=3)
-    with pytest.raises(InvalidRequest, match="no version 3"):
+    with pytest.raises(UnknownVersion, match="no version 3"):
         follow(made, number=3)
 
 
@@ -174,6 +228,29 @@ def test_little_is_remembered_of_what_a_reader_says_of_itself() -> None:
         made.follow(FollowAsk("policy", 0, 0, "r" * 10_000, "h" * 10_000_000), DURABLE, 0.0, finished=False)
     (reader,) = made.states(DURABLE, 0.0)[0].readers
     assert (len(reader.reader), len(reader.host)) == (64, 64)
+
+
+def test_no_large_text_of_a_reader_is_remembered() -> None:
+    made = Publications("job")
+    tracemalloc.start()
+    for number in range(10):
+        text = str(number) * 1_000_000
+        asked = FollowAsk("policy", 0, 0, f"{number}{text}", text, job_id=text)
+        made.follow(asked, DURABLE, 0.0, finished=False)
+    del text, asked
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 100_000
+
+
+def test_the_readers_behind_relays_are_a_number_that_can_be_sent_whatever_relays_say() -> None:
+    made = Publications()
+    publish(made)
+    for number in range(3):
+        asked = FollowAsk("policy", 0, 0, f"r{number}", readers=(1 << 32) - 1)
+        made.follow(asked, DURABLE, 0.0, finished=False)
+    said = FollowAsk("policy", 0, 0, "relay", readers=made.count_readers("policy", 0.0))
+    assert FOLLOW_ASK.from_pb(FOLLOW_ASK.to_pb(said, wait_seconds=0.0)).readers == 300_003
 
 
 def test_a_version_that_was_removed_is_named_as_gone() -> None:
@@ -239,7 +316,7 @@ def test_pins_are_bounded_in_time_and_number_and_need_a_version_that_is_there() 
             made.pin("policy", pin, seconds, 1000.0)
     with pytest.raises(VersionGone):
         made.pin("policy", replace(pin, number=1), 5.0, 1000.0)
-    with pytest.raises(InvalidRequest, match="nothing is published"):
+    with pytest.raises(UnknownVersion, match="nothing is published"):
         made.pin("other", pin, 5.0, 1000.0)
     for number in range(MOST_PINS):
         made.pin("policy", replace(pin, holder=str(number)), 5.0, 1000.0)
@@ -282,6 +359,32 @@ def test_readers_are_shown_while_they_are_heard_of() -> None:
     follow(made, have=1)
     assert [(r.reader, r.have) for r in made.states(DURABLE, 10.0)[0].readers] == [("r", 1)]
     assert made.states(DURABLE, READER_SECONDS)[0].readers == ()
+
+
+def test_a_version_of_another_job_is_named_whatever_its_number() -> None:
+    made = Publications("mine")
+    publish(made, 5)
+    for have in (1, 5, 6):
+        with pytest.raises(UnknownVersion, match=f"version {have} of 'policy' is of another job"):
+            made.follow(FollowAsk("policy", have, 0, "r", job_id="other"), DURABLE, 0.0, finished=False)
+    assert told(made.follow(FollowAsk("policy", 0, 0, "r", job_id="other"), DURABLE, 0.0, finished=False)).number == 5
+    ours = FollowAsk("policy", 4, 0, "r", job_id="mine")
+    assert told(made.follow(ours, DURABLE, 0.0, finished=False)).job_id == "mine"
+
+
+def test_of_many_readers_those_furthest_behind_are_shown_and_all_are_counted() -> None:
+    made = Publications()
+    publish(made, 30)
+    for number in range(MOST_READERS + 7):
+        have = 30 - number % 20
+        received = FollowAsk("policy", have, 0, str(number), delta_bytes=2, full_bytes=3, saved_bytes=1 << 63)
+        made.follow(received, DURABLE, 0.0, finished=False)
+    (state,) = made.states(DURABLE, 0.0)
+    assert (state.reader_count, state.most_behind, len(state.readers)) == (MOST_READERS, 19, SHOWN_READERS)
+    assert {state.behind(reader) for reader in state.readers} == {19}
+    assert (state.delta_bytes, state.full_bytes) == (2 * MOST_READERS, 3 * MOST_READERS)
+    assert len(STATE.to_pb(state).SerializeToString()) < 20_000
+    assert len(made.states(DURABLE, 0.0, 3)[0].readers) == 3
 
 
 def test_versions_go_with_their_model_and_numbers_do_not_come_again() -> None:

@@ -91,7 +91,7 @@ def _read_shard(root: Path, *, log_goes_on: bool = True) -> object:
 
 def _model(model: Any) -> object:
     replica = model.replica
-    state = {(key.slice_index, key.name): tensor.numpy().tobytes() for key, tensor in replica.state_views()}
+    state = {(key.slice_index, key.name): tensor.numpy().tobytes() for key, tensor in replica.state()}
     tables = [table.updates for table in replica.tables], bits_of(replica.tables, replica.layout.buckets)
     return bytes(replica.region.bytes), state, tables, model.tracker.persisted_state(), model.initialised
 

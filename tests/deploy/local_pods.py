@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
+from ps_protocol.launch.ports import free_port
 from ps_server import health
 from tests.deploy.manifests import JOB_SETS, ROOT, Pod, expanded, pods
 from tests.recovery.zygote import COORDINATOR, PYTHON, SHARD, Forked, shared
-from tests.support.ports import free_port
 
 PATIENCE_SECONDS = 60.0
 

@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ps_protocol.launch.ports import free_port
 from tests.cli.launcher.jobs import wait_until
-from tests.support.ports import free_port
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel")
 

@@ -269,8 +269,9 @@ def test_with_tls_a_worker_has_a_certificate_and_the_token_of_its_role_alone(iss
         }
         security = Security(SecuritySettings.from_environment(environment), AccessRole.WORKER)
         assert security.tls
-        assert security.own_token is not None
-        assert security.own_token.role is AccessRole.WORKER
+        token = security.show().token
+        assert token is not None
+        assert token.role is AccessRole.WORKER
     assert "admin" not in (issued / "worker" / "worker.token").read_text()
 
 

@@ -21,9 +21,9 @@ import yaml
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import Role
+from ps_protocol.launch.ports import free_port
 from tests.support import interpreters
 from tests.support.metrics_page import CATALOGUES, PAGE, page
-from tests.support.ports import free_port
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 SCRIPT = Path(__file__).with_name("trained_job.py")
@@ -62,12 +62,12 @@ def test_names_are_unique_over_the_roles_and_end_with_base_units():
     assert not [metric for each in CATALOGUES for metric in each.own if not metric.help.endswith((".", "1", "0"))]
 
 
-@pytest.mark.parametrize("query", [*dashboard_queries(), *(rule["expr"] for rule in rules())])
-def test_every_query_names_metrics_that_there_are(query):
-    asked = set(re.findall(r"torch_ps_\w+", query))
-    base = {re.sub(r"_(bucket|sum|count)$", "", name) if name not in NAMES else name for name in asked}
-    assert base <= NAMES
-    assert asked or query.startswith("up")
+def test_every_query_names_metrics_that_there_are():
+    for query in [*dashboard_queries(), *(rule["expr"] for rule in rules())]:
+        asked = set(re.findall(r"torch_ps_\w+", query))
+        base = {re.sub(r"_(bucket|sum|count)$", "", name) if name not in NAMES else name for name in asked}
+        assert base <= NAMES, query
+        assert asked or query.startswith("up"), query
 
 
 def test_every_alert_has_a_case_of_its_own():
@@ -216,12 +216,17 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 @needs_prometheus
 def test_every_process_of_the_job_is_found_and_scraped(job):
-    up = "up == 1"
-    job.wait("six targets", lambda: len(job.values(up)) == 6)
-    found = job.ask("/api/v1/query", query=up)["result"]
+
+    def six(query: str) -> list[dict[str, Any]]:
+        """All at once: a target that answers late is down until it is asked again."""
+        found = job.ask("/api/v1/query", query=query)
+        return found["result"] if found and len(found["result"]) == 6 else []
+
+    found = job.wait("six targets", lambda: six("up == 1"))
     assert {each["metric"]["ps_job"] for each in found} == {JOB}
     # Of every sample; none was renamed for the label of its target.
-    assert len(job.values(f'count by (instance) (torch_ps_build_info{{ps_job="{JOB}",exported_ps_job=""}})')) == 6
+    count = f'count by (instance) (torch_ps_build_info{{ps_job="{JOB}",exported_ps_job=""}})'
+    job.wait("a sample of each", lambda: six(count))
     components = sorted(each["metric"]["component"] for each in found)
     assert components == ["coordinator", "shard", "shard", "standby", "worker", "worker"]
     for each in found:
@@ -232,9 +237,9 @@ def test_every_process_of_the_job_is_found_and_scraped(job):
 
 
 @needs_prometheus
-@pytest.mark.parametrize("query", dashboard_queries())
-def test_every_query_of_the_dashboard_returns_data(job, query):
-    job.wait(f"data for {query}", lambda: job.values(query.replace("$__rate_interval", "20s")))
+def test_every_query_of_the_dashboard_returns_data(job):
+    for query in dashboard_queries():
+        job.wait(f"data for {query}", lambda query=query: job.values(query.replace("$__rate_interval", "20s")))
 
 
 @needs_prometheus
@@ -246,7 +251,7 @@ def test_a_killed_shard_raises_an_alert(job):
         )
 
     job.wait("two shards", lambda: job.values('torch_ps_members{role="shard", state="live"} == 2'))
-    assert "TorchPsShardMissing" not in firing()
+    job.wait("no alert", lambda: "TorchPsShardMissing" not in firing())
     killed = job.processes.pop("shard-1")
     # Workers may end now: its port may become that of a server of another test.
     for name in [name for name in job.processes if name.startswith("worker")]:

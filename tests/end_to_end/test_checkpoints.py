@@ -6,13 +6,14 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch, NotReady
+from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch, NotReady, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
@@ -23,9 +24,9 @@ from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.shard.quiesce import Quiescence
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
-from tests.support.length import choose, paired
+from tests.support.length import choose, few, paired
 from tests.support.seeds import drawn_seed
-from tests.support.shards import coordinator_stub, wait_until
+from tests.support.shards import coordinator_stub, error_of, wait_until
 from tests.worker.jobs import Job, running_job
 
 STEPS = 12
@@ -61,7 +62,9 @@ def halves(tmp_path, shards: int, optimizer: str) -> tuple[Checkpoint, list[torc
     return Checkpoint.open(committed(tmp_path)[-1]), undisturbed
 
 
-@pytest.mark.parametrize(("optimizer", "shards"), paired(list(OPTIMIZERS), [(2, 2), (2, 3), (3, 2), (2, 1)]), ids=str)
+@pytest.mark.parametrize(
+    ("optimizer", "shards"), few(paired(list(OPTIMIZERS), [(2, 3), (3, 2), (2, 2), (2, 1)]), 2), ids=str
+)
 def test_a_job_goes_on_from_a_checkpoint_on_any_number_of_shards(tmp_path, optimizer, shards):
     before, after = shards
     saved, undisturbed = halves(tmp_path, before, optimizer)
@@ -102,7 +105,7 @@ def test_safetensors_reads_the_model_of_a_checkpoint_directly(tmp_path):
     assert load_file(next(tmp_path.glob("*/model/optimizer-*.safetensors")))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("mode", few(MODES, 2), ids=str)
 def test_a_checkpoint_under_training_holds_each_push_on_every_shard_or_on_none(tmp_path, mode):
     """Every worker adds 1 to every element with each push: in one cut all elements are equal to the version."""
     seed = drawn_seed()
@@ -178,6 +181,32 @@ def test_a_checkpoint_goes_into_a_running_job(tmp_path):
         made.step()
         assert torch.equal(parameter.detach(), expected)
         assert made.version == 4
+
+
+def test_a_shard_takes_no_checkpoint_whose_request_was_held_up_until_its_quiesce_was_over(tmp_path):
+    """It would go back alone, and nobody would hear of it."""
+    with running_job(1, 1, checkpoints=CheckpointConfig(tmp_path)) as job, job.cluster(rank=0) as cluster:
+        parameter = torch.nn.Parameter(torch.zeros(4))
+        made = cluster.optimizer(torch.optim.SGD, [parameter], lr=1.0)
+        parameter.grad = torch.ones(4)
+        made.step()
+        folder, _, _ = job.client.checkpoint()
+        made.step()
+        stub = shard_stub(job, cluster)
+        late = pb.RestoreRequest(folder=folder, quiesce="over")
+        stub.Pause(pb.PauseRequest(quiesce="over", seconds=60))
+        stub.Resume(pb.ResumeRequest(quiesce="over"))
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.Restore(late)
+            assert isinstance(error_of(refused.value), Unavailable)
+            stub.Pause(pb.PauseRequest(quiesce="another", seconds=60))
+        made.pull()
+        assert parameter[0].item() == -2
+        stub.Restore(pb.RestoreRequest(folder=folder, quiesce="another"))
+        stub.Resume(pb.ResumeRequest(quiesce="another"))
+        made.pull()
+        assert parameter[0].item() == -1
 
 
 def test_a_checkpoint_that_only_some_shards_take_is_not_called_restored(tmp_path, monkeypatch):

@@ -15,14 +15,14 @@ from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from tests.end_to_end.one_process import Network, alone, joined, loss_of, steps_of, together
 from tests.end_to_end.training import assert_bitwise, assert_close, run_workers
+from tests.support.length import paired
 from tests.worker.jobs import running_job
 
 SIZES = [(3, 3)] * 6
 CLIP = 0.5
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
-@pytest.mark.parametrize("tables", [True, False])
+@pytest.mark.parametrize(("tables", "shards"), paired([True, False], [3, 2, 1]))
 def test_in_sync_the_mean_is_clipped_as_one_process_clips_the_gradient_of_the_joined_batch(tables, shards):
     steps = steps_of(SIZES)
     batches = [joined(step) for step in steps]

@@ -11,6 +11,7 @@ from torch import nn
 from ps_protocol.cluster.view import Role
 from ps_protocol.model.spec import Consistency, Mode
 from tests.end_to_end.training import assert_bitwise, assert_close, run_workers, values
+from tests.support.length import paired
 from tests.worker.jobs import running_job
 
 FROZEN_BYTES = 4 * 512 * 512
@@ -53,8 +54,7 @@ def alone(**settings: float) -> list[torch.Tensor]:
     return values(model)
 
 
-@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SYNC])
-@pytest.mark.parametrize("transport", ["grpc", "bulk", "shm"])
+@pytest.mark.parametrize(("transport", "mode"), paired(["grpc", "bulk", "shm"], [Mode.ASYNC, Mode.SYNC]))
 def test_frozen_parameters_travel_only_when_they_change(transport, mode):
     with running_job(2, 1, consistency=Consistency(mode)) as job, job.cluster(rank=0, transport=transport) as cluster:
         model = Adapted()

@@ -28,6 +28,7 @@ from ps_worker.step import host_exchange
 from ps_worker.step.host_exchange import HostExchange
 from tests.end_to_end.table_training import on_shards, read, steps_of, train
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, values
+from tests.support.length import few
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job
 
@@ -107,7 +108,7 @@ def assert_same_bits(work: Work, rounds: list[Any], **settings: Any) -> None:
         assert_bitwise(found, wanted)
 
 
-@pytest.mark.parametrize("transport", ["bulk", "grpc", "shm"])
+@pytest.mark.parametrize("transport", few(["shm", "bulk", "grpc"]))
 def test_in_sync_the_workers_of_one_host_end_with_the_bytes_of_workers_that_push_by_themselves(rounds, transport):
     assert_same_bits(training(), rounds, transport=transport)
     assert len(rounds) == 6
@@ -215,7 +216,7 @@ def test_overlap_works_in_a_host(rounds):
     trained([0] * WORKERS, training(20, {"overlap": True}), consistency=Consistency(Mode.ASYNC))
 
 
-@pytest.mark.parametrize("wire", ["bf16", "int8", "topk:0.5"])
+@pytest.mark.parametrize("wire", few(["topk:0.5", "int8", "bf16"], 2))
 def test_a_wire_format_encodes_the_mean_and_all_workers_get_the_same_parameters(rounds, wire):
     found = trained([0] * WORKERS, training(6, {"wire": wire}), transport="bulk")
     assert len(rounds) == 6
@@ -390,7 +391,8 @@ def test_a_leader_without_shared_memory_hands_over_to_another_worker(rounds, mon
     monkeypatch.setattr(SharedMemory, "create", full)
     monkeypatch.setattr(HostFolder, "lead", first_of_all)
     found = trained([0] * WORKERS, work, transport="bulk")
-    assert {tuple(sorted(made)) for made in rounds} == {(0, 2, 3)}
+    assert (0, 2, 3) in {tuple(sorted(made)) for made in rounds}
+    assert all(1 not in made for made in rounds)
     assert_close(found[1], trained([None] * WORKERS, training(), transport="bulk")[1])
 
 
@@ -467,30 +469,31 @@ def test_models_are_stepped_in_turn_each_with_its_own_rounds(rounds):
 
 def test_a_worker_leaves_and_another_leads_and_one_that_joins_is_taken(rounds):
     with running_job(1, 0, consistency=SYNC, least_workers=1) as job:
-        go = [threading.Event() for _ in range(3)]
+        trains = [threading.Event() for _ in range(3)]
 
-        def work(cluster: Cluster, steps: int, ready: threading.Event | None = None) -> None:
-            model = net(0)
-            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
-            for number in range(steps):
-                if number == 3 and ready is not None:
-                    ready.set()
-                optimizer.zero_grad()
-                loss_of(model, batches(1)[0][0]).backward()
-                optimizer.step()
-
-        def one(rank: int, steps: int, after: threading.Event | None) -> None:
-            if after is not None:
-                assert after.wait(60)
+        def one(rank: int, until: Callable[[], bool]) -> None:
             with job.cluster(rank=rank, host=0) as cluster:
-                work(cluster, steps, go[rank])
+                model = net(0)
+                optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+                while not until():
+                    optimizer.zero_grad()
+                    loss_of(model, batches(1)[0][0]).backward()
+                    optimizer.step()
+                    trains[rank].set()
+
+        def led_by_first() -> bool:
+            return any(made[0] == 0 for made in rounds)
+
+        def led_by_another() -> bool:
+            return any(made[0] != 0 for made in rounds)
 
         with ThreadPoolExecutor(3) as pool:
-            futures = [pool.submit(one, 0, 60, None), pool.submit(one, 1, 400, go[0]), pool.submit(one, 2, 100, go[1])]
+            futures = [pool.submit(one, 0, led_by_first)]
+            for rank in (1, 2):
+                assert trains[rank - 1].wait(60)
+                futures.append(pool.submit(one, rank, led_by_another))
             for future in futures:
                 future.result(100)
-    assert {made[0] for made in rounds} >= {0}
-    assert any(len(made) > 1 and made[0] != 0 for made in rounds)
 
 
 def test_the_mode_may_change_while_hosts_train(rounds):
@@ -517,7 +520,7 @@ def test_nothing_is_left_of_a_host_when_its_workers_have_left(monkeypatch):
         trained([0, 0], training(), shards=1)
         (above,) = Path(folder).glob("torch-ps-hosts-*")
         wait_until(lambda: not list(above.iterdir()))
-    assert not [each for each in threading.enumerate() if each.name == "ps-host-leader"]
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "ps-host-leader"])
 
 
 # -- tables
@@ -542,7 +545,7 @@ def table_training(
     return work
 
 
-@pytest.mark.parametrize("transport", ["bulk", "grpc", "shm"])
+@pytest.mark.parametrize("transport", few(["shm", "bulk", "grpc"]))
 def test_in_sync_rows_of_one_host_end_with_the_bytes_of_workers_that_push_by_themselves(rounds, transport):
     assert_same_bits(table_training(), rounds, transport=transport)
     assert len(rounds) == 6
@@ -581,7 +584,7 @@ def test_rows_of_several_hosts_are_repeated_bit_for_bit_and_have_the_mean_over_a
     assert_close(first[0], trained([None] * WORKERS, work)[0])
 
 
-@pytest.mark.parametrize("consistency", [Consistency(Mode.ASYNC), Consistency(Mode.SSP, staleness=1)], ids=str)
+@pytest.mark.parametrize("consistency", few([Consistency(Mode.SSP, staleness=1), Consistency(Mode.ASYNC)]), ids=str)
 def test_an_update_of_a_host_changes_each_row_once_by_the_mean_of_its_workers(rounds, consistency):
     def work(cluster: Cluster) -> tuple[int, float]:
         table = cluster.embedding(

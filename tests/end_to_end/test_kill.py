@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import ps_worker
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import running_coordinator
 from tests.support.interpreters import Interpreter
+from tests.support.length import few
 from tests.support.shards import wait_until
 from tests.transports.support import shared_mappings
 
@@ -130,10 +132,11 @@ def train_once(address: str, transport: str) -> float:
 
 def nothing_named_is_left(*files: str) -> None:
     assert [path for path in Path("/dev/shm").iterdir() if "torch-ps" in path.name and path.is_file()] == []
-    assert [path for path in files if path.startswith("/dev/shm")] == []
+    ordinary = tempfile.gettempdir()
+    assert [path for path in files if path.startswith("/dev/shm") and not path.startswith(ordinary)] == []
 
 
-@pytest.mark.parametrize("transport", ["shm", "bulk"])
+@pytest.mark.parametrize("transport", few(["shm", "bulk"]))
 def test_a_worker_killed_in_the_middle_of_a_large_push_leaves_nothing_in_the_shard(address, shard, transport):
     assert train_once(address, transport) == -1.0
     before, resident = shard.footprint(), shard.resident_bytes
@@ -160,12 +163,14 @@ def test_a_killed_shard_is_named_by_its_workers_and_leaves_nothing_with_them(add
     with ExitStack() as clusters:
         optimizers = []
         for transport in ("shm", "bulk", "grpc"):
-            cluster = ps_worker.connect(address, transport=transport, device="cpu", reconnect_timeout_seconds=0.3)
+            cluster = ps_worker.connect(address, transport=transport, device="cpu")
             clusters.callback(cluster.close)
             parameter = torch.nn.Parameter(torch.zeros(1 << 20))
             optimizers.append(cluster.optimizer(torch.optim.SGD, [parameter], lr=1.0))
             parameter.grad = torch.ones_like(parameter)
             optimizers[-1].step()
+            # From now on: what went before may take its time.
+            optimizers[-1]._model.pipeline.reconnect_timeout_seconds = 0.3
         assert shard.segments > 0
         shard.close()
         for optimizer in optimizers:

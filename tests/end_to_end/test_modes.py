@@ -121,7 +121,10 @@ def test_the_mode_changes_in_the_middle_of_a_training_and_no_push_is_lost(mode):
         assert_bitwise(parameters, first)
 
 
-def test_a_worker_that_dies_without_a_word_holds_the_others_for_one_lease_at_most():
+def test_a_worker_that_dies_without_a_word_holds_the_others_for_one_lease_at_most(monkeypatch):
+    # The end of its connection is noticed, and a worker that a busy machine keeps waiting does not lose its lease.
+    monkeypatch.setattr("ps_server.coordinator.times.DISCONNECTED_SECONDS", 0.5)
+
     def work(cluster):
         model = net()
         optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.01)
@@ -132,11 +135,11 @@ def test_a_worker_that_dies_without_a_word_holds_the_others_for_one_lease_at_mos
         train(model, optimizer, STEPS[1:5])
         return optimizer.version
 
-    with running_job(1, 2, consistency=Consistency(Mode.SYNC), lease_seconds=2.0) as job:
+    with running_job(1, 2, consistency=Consistency(Mode.SYNC), lease_seconds=20.0) as job:
         assert run_workers(job, 2, work)[0] == 5
-        # The end of its connection is noticed before that of its lease, or, on a busy machine, after it.
+        # Its last heartbeat may come after the end of its connection.
         gone = job.member(Role.WORKER, 1).gone
-        assert "no heartbeat came" in gone or "its lease of 2 s ended" in gone
+        assert "no heartbeat came" in gone or "its lease of 20 s ended" in gone
 
 
 def test_a_worker_that_raises_leaves_with_its_reason_and_the_others_go_on():

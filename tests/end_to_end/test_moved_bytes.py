@@ -15,6 +15,7 @@ from chaos.proxy import Proxy
 from ps_protocol.model.spec import Consistency, Mode
 from ps_worker import Cluster
 from tests.end_to_end.training import run_workers, values
+from tests.support.length import paired
 from tests.worker.jobs import running_job
 
 HEADERS = 20_000
@@ -91,8 +92,7 @@ def test_state_of_an_optimizer_goes_up_once():
     assert other_up <= HEADERS
 
 
-@pytest.mark.parametrize("trained_only", [True, False])
-@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SYNC])
+@pytest.mark.parametrize(("trained_only", "mode"), paired([True, False], [Mode.ASYNC, Mode.SYNC]))
 def test_a_step_moves_the_adapters_alone(trained_only, mode):
     with (
         running_job(2, 1, consistency=Consistency(mode)) as job,

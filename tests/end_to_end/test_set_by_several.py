@@ -304,8 +304,9 @@ def test_all_ranks_begin_with_the_same_values_whoever_changes_them_first(mode, m
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
-def test_values_that_are_set_at_the_start_do_not_wait_for_a_worker_that_is_lost_there(mode):
-    with running_job(2, 2, consistency=Consistency(mode), lease_seconds=1.0) as job:
+def test_values_that_are_set_at_the_start_do_not_wait_for_a_worker_that_is_lost_there(mode, monkeypatch):
+    monkeypatch.setattr("ps_server.coordinator.times.DISCONNECTED_SECONDS", 0.5)
+    with running_job(2, 2, consistency=Consistency(mode)) as job:
         lost = threading.Thread(target=lambda: job.cluster(rank=1)._session._membership.close())
         lost.start()
         with job.cluster(rank=0) as cluster:
@@ -426,8 +427,7 @@ def large() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SYNC])
-@pytest.mark.parametrize("make", [net, large])
-@pytest.mark.parametrize("way", ["copy", "data"])
+@pytest.mark.parametrize(("make", "way"), paired([net, large], ["copy", "data"]))
 def test_sam_trains_with_two_workers(mode, make, way, caplog):
     """It moves the parameters to where the loss is worst, takes the gradient there, and puts them back before step."""
 
@@ -501,8 +501,7 @@ def test_in_async_weights_swapped_for_an_evaluation_are_no_error(caplog):
     assert caplog.text.count("they count as put back") == 2
 
 
-@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("mode", "first"), paired([Mode.SYNC, Mode.ASYNC], [0, 1]))
 @pytest.mark.parametrize("alike", [True, False])
 def test_what_all_ranks_set_last_is_kept_and_said_only_where_they_differ(mode, first, alike, caplog, monkeypatch):
     """Whichever rank comes to its end first."""

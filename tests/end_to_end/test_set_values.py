@@ -21,6 +21,7 @@ from tests.end_to_end.setting import (
 )
 from tests.end_to_end.training import assert_bitwise, assert_close, net, run_workers
 from tests.end_to_end.training import values as values_of
+from tests.support.length import few, paired
 from tests.worker.jobs import running_job
 
 
@@ -30,7 +31,7 @@ def test_with_one_worker_what_is_set_counts_as_in_one_process(program):
     assert_close(found, alone(program))
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", few(PROGRAMS, 3))
 def test_in_sync_what_all_workers_set_alike_counts_as_in_one_process(program):
     # Two workers with the same batches: their mean is one process's gradient.
     found = on_cluster(program, Mode.SYNC, workers=2)
@@ -38,15 +39,10 @@ def test_in_sync_what_all_workers_set_alike_counts_as_in_one_process(program):
     assert_close(found[0], alone(program))
 
 
-@pytest.fixture(params=["compared whole", "sampled"])
-def _looked_at(request, monkeypatch):
-    if request.param == "sampled":
+@pytest.mark.parametrize(("program", "looked_at"), paired(LATE_PROGRAMS, ["sampled", "compared whole"]))
+def test_what_is_set_past_torch_in_the_middle_of_training_counts_at_the_very_step(program, looked_at, monkeypatch):
+    if looked_at == "sampled":
         monkeypatch.setattr(local_writes, "WHOLE_BYTES", 0)
-
-
-@pytest.mark.usefixtures("_looked_at")
-@pytest.mark.parametrize("program", LATE_PROGRAMS)
-def test_what_is_set_past_torch_in_the_middle_of_training_counts_at_the_very_step(program):
     wanted = alone(program)
     (found,) = on_cluster(program)
     assert_close(found, wanted)

@@ -15,6 +15,7 @@ from ps_server.checkpoint.directory import committed
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_worker import Cluster
 from ps_worker.optimizer import PsOptimizer
+from tests.support.length import few
 from tests.worker.jobs import Job, running_job
 
 
@@ -57,16 +58,19 @@ def late_push(job: Job, steps: int = 4, *, adopt: bool = False, **options: Any) 
 
 @pytest.mark.parametrize(
     ("of_job", "of_model", "change", "outcome"),
-    [
-        ("accept", None, -1.0, "applied"),
-        ("scale:1", None, -0.25, "applied"),
-        ("accept", "scale:1", -0.25, "applied"),
-        ("accept", "scale", -0.5, "applied"),
-        ("scale:1", "scale:3", -0.75, "applied"),
-        ("scale:1", "accept", -1.0, "applied"),
-        ("scale:1", "reject", 0.0, "stale"),
-        ("reject:0", "accept", -1.0, "applied"),
-    ],
+    few(
+        [
+            ("scale:1", "scale:3", -0.75, "applied"),
+            ("accept", "scale", -0.5, "applied"),
+            ("scale:1", "reject", 0.0, "stale"),
+            ("reject:0", "accept", -1.0, "applied"),
+            ("accept", None, -1.0, "applied"),
+            ("scale:1", None, -0.25, "applied"),
+            ("accept", "scale:1", -0.25, "applied"),
+            ("scale:1", "accept", -1.0, "applied"),
+        ],
+        4,
+    ),
 )
 def test_the_rule_of_a_model_is_over_that_of_the_mode(of_job, of_model, change, outcome):
     policy, _, threshold = of_job.partition(":")

@@ -20,7 +20,7 @@ from tests.end_to_end.training import (
     train_alone,
     values,
 )
-from tests.support.length import paired
+from tests.support.length import few, paired
 from tests.support.seeds import drawn_seed
 from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
@@ -63,7 +63,7 @@ def test_sync_training_is_that_of_one_process_on_the_concatenated_batch(workers,
         assert_close(parameters, wanted)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", few(OPTIMIZERS, 2))
 def test_two_runs_with_shuffled_arrival_give_the_same_bytes(optimizer):
     torch_class, arguments = OPTIMIZERS[optimizer]
     workers, steps = 3, batches(8, 3)

@@ -20,6 +20,7 @@ from ps_server.cli.psctl.main import main
 from ps_worker import Cluster, rows
 from tests.end_to_end.table_training import DIM, TOP, Model, loss_of, on_shards, read, steps_of, with_ids
 from tests.end_to_end.training import run_workers
+from tests.support.length import few
 from tests.worker.jobs import Job, running_job
 
 STEPS = 4
@@ -70,7 +71,7 @@ def psctl(job: Job, *arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["--coordinator", job.address, *map(str, arguments)])
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (2, 2)])
+@pytest.mark.parametrize(("before", "after"), few([(2, 3), (3, 1), (2, 2)], 2))
 def test_rows_go_on_from_a_checkpoint_on_any_number_of_shards_bit_for_bit(
     tmp_path: Path, before: int, after: int
 ) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.cluster.view import Role
+from ps_protocol.launch.ports import free_port
 from tests.cli.launcher.jobs import wait_until
-from tests.support.ports import free_port
 from tests.worker.jobs import running_job
 
 RUN_SECONDS = 240

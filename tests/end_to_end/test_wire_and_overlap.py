@@ -13,6 +13,7 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1.shard_pb2 import GetModelRequest
 from ps_protocol.v1.shard_pb2_grpc import ShardStub
 from tests.end_to_end.training import assert_bitwise, values
+from tests.support.length import paired
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job, together
 
@@ -48,11 +49,10 @@ def train(cluster, steps: int, lr: float = 0.2, **arguments):
     return losses, optimizer, values(module)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "bulk"])
-@pytest.mark.parametrize(("wire", "steps"), [("bf16", 60), ("fp16", 60), ("int8", 60)])
-def test_a_small_format_trains_as_well_with_fewer_bytes(transport, wire, steps):
+@pytest.mark.parametrize(("transport", "wire"), paired(["grpc", "bulk"], ["bf16", "fp16", "int8"]))
+def test_a_small_format_trains_as_well_with_fewer_bytes(transport, wire):
     with running_job(2, 1) as job, job.cluster(transport=transport) as cluster:
-        losses, optimizer, _ = train(cluster, steps, wire=wire)
+        losses, optimizer, _ = train(cluster, 60, wire=wire)
         assert losses[-1] < 1e-4 * losses[0]
         # Up and down, each shard's slices with their padding to 64 bytes; a 16-bit format halves that and adds nothing.
         region_bytes = sum(layout.parameter_bytes for layout in optimizer._model._flat.plan.layouts)
@@ -103,8 +103,7 @@ def test_what_a_format_has_left_out_is_in_the_state_of_its_worker():
     torch.testing.assert_close(moved[0], 0.2 * residuals["state"][0]["residual"], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("wire", [None, "int8"])
+@pytest.mark.parametrize(("transport", "wire"), paired(TRANSPORTS, ["int8", None]))
 def test_an_overlapped_step_trains_and_loses_no_push(transport, wire):
     with running_job(2, 1) as job, job.cluster(transport=transport) as cluster:
         losses, optimizer, _ = train(cluster, 60, overlap=True, wire=wire)

@@ -22,7 +22,7 @@ from ps_protocol.errors import ConfigError
 from ps_worker import rows
 from ps_worker.tables import Table
 from tests.cli import forked
-from tests.support.length import choose
+from tests.support.length import choose, few
 from tests.worker.data.files.made import text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -58,7 +58,7 @@ def run_locally():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("example", ["factorization_machine", "click_model"])
+@pytest.mark.parametrize("example", few(["factorization_machine", "click_model"]))
 def test_one_process_learns_the_planted_truth(run_locally, example):
     code, told = run_locally(example, *SMALL)
     reached, best = auc_in(told)
@@ -67,6 +67,7 @@ def test_one_process_learns_the_planted_truth(run_locally, example):
     assert re.search(r"[\d,]+ samples in .* samples/s, .* rows/s", told)
 
 
+@pytest.mark.long
 def test_the_size_of_a_batch_hardly_matters_to_a_factorization_machine(run_locally):
     reached, _ = auc_in(run_locally("factorization_machine", *SMALL, "--batch", "256")[1])
     assert reached == pytest.approx(auc_in(run_locally("factorization_machine", *SMALL)[1])[0], abs=0.02)
@@ -141,7 +142,7 @@ def written(path, samples, random_):
         text(path, ["\t".join("" if field is None else str(field) for field in row) for row in rows])
 
 
-@pytest.mark.parametrize("kind", ["parquet", "gz"])
+@pytest.mark.parametrize("kind", few(["parquet", "gz"]))
 def test_criteo_files_train_a_model_with_26_tables(tmp_path, kind):
     random_ = random.Random(3)
     for day, samples in enumerate((4000, 3000, 3000)):

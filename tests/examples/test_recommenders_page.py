@@ -10,11 +10,11 @@ import numpy as np
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
+from ps_protocol.launch.ports import free_port
 from ps_server.cli.psctl.main import main as psctl
 from ps_worker.feed import TableCopy
 from tests.cli import forked
 from tests.support.interpreters import Interpreter, run
-from tests.support.ports import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recommenders.md").read_text()
 PROGRAMS = {code.split()[1].rstrip(":"): code for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)}

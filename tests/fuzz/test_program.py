@@ -20,8 +20,9 @@ from tests.support.seeds import drawn_seed
 
 
 @pytest.mark.parametrize("processes", choose(["forked", "own interpreters"], ["forked"]))
+@pytest.mark.early
 def test_mutated_messages_harm_nobody_and_no_process_is_left(tmp_path, monkeypatch, processes):
-    seed, messages = drawn_seed(), 600
+    seed, messages = drawn_seed(), choose(600, 300)
     if processes == "forked":
         monkeypatch.setattr(chaos.processes, "subprocess", FORKING)
         assert program.run(program.ROLES, seed, messages, tmp_path) == []

@@ -7,6 +7,7 @@ from typing import Any
 
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, MemberStats, MemberStatus, Role
+from ps_protocol.cluster.weights import WeightsPiece, WeightsReader, WeightsState, WeightsVersion
 from ps_protocol.model.spec import Consistency
 
 
@@ -44,3 +45,11 @@ def history(*members: MemberStatus, consistency: Consistency | None = None, **mo
     names = {name for name in more if hasattr(view, name)}
     view = replace(view, **{name: more.pop(name) for name in names})
     return JobHistory(ClusterStatus(view, members, at_seconds=1010.0), 1010.0, 1000.0, **more)
+
+
+def publication(name: str = "policy", *readers: WeightsReader, **more: Any) -> WeightsState:
+    """Weights with version 7 of step 70, published 90 s before the moment of ``history``."""
+    version = WeightsVersion(7, "model", 70, "", 920.0, (WeightsPiece(0, 1, "", b"", 5000),))
+    more = {"versions": (version,), "reader_count": len(readers), **more}
+    state = WeightsState(name, "model", 8, 7, readers=readers, **more)
+    return replace(state, most_behind=max(map(state.behind, readers), default=0))

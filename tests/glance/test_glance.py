@@ -10,9 +10,11 @@ import pytest
 
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.view import Divergence, LogCounts, Member, Role, TableCounts
+from ps_protocol.cluster.weights import WeightsReader
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.glance.job import glance_of
-from tests.glance.jobs import entry, history, shard, worker
+from ps_server.glance.publications import READERS
+from tests.glance.jobs import entry, history, publication, shard, worker
 
 SYNC, SSP = Consistency(Mode.SYNC), Consistency(Mode.SSP, staleness=4)
 
@@ -211,3 +213,23 @@ def test_evaluators_are_no_workers() -> None:
     assert [(each.name, each.evaluator) for each in glance.workers] == [("worker 0", False), ("evaluator 0", True)]
     assert glance.reported == {}
     assert glance.alerts == ()
+
+
+def test_published_weights_have_their_newest_version_and_readers_those_furthest_behind_first() -> None:
+    readers = [WeightsReader(str(at), "host", at // 2, 7 - at % 5, 10, 20, 0.0, 30, at) for at in range(80)]
+    job = history(
+        publications=(
+            publication("policy", *readers, relayed_readers=9, delta_bytes=800, full_bytes=1600, saved_bytes=2400),
+            publication("value", versions=()),
+        )
+    )
+    policy, value = glance_of(job).publications
+    assert (policy.version, policy.step, policy.at_seconds, policy.size_bytes) == (7, 70, 920.0, 5000)
+    assert (policy.readers, policy.relayed, policy.behind) == (80, 9, 4)
+    assert (policy.delta_bytes, policy.full_bytes, policy.saved_bytes) == (800, 1600, 2400)
+    assert (value.version, value.readers, value.behind) == (0, 0, 0)
+    shown = glance_of(job).readers
+    assert len(shown) == READERS
+    assert {each.serves % 5 for each in shown if each.behind == 4} == {4}
+    assert [each.behind for each in shown] == sorted((each.behind for each in shown), reverse=True)
+    assert len({(each.publication, each.name) for each in shown}) == READERS

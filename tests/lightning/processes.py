@@ -68,7 +68,7 @@ def _started(lightning: Path) -> subprocess.Popen[str]:
 
 
 def main() -> None:
-    from ps_worker.lightning.process import leave
+    from ps_worker.connection import leave
     from tests.lightning import calls as single
     from tests.lightning import modules
 
@@ -90,7 +90,7 @@ def main() -> None:
                     # As at the end of a program: what is registered for the exit runs.
                     atexit._run_exitfuncs()
                 else:
-                    leave(os.getpid())
+                    leave()
                 os._exit(code)
             children.append(child)
         for number, child in enumerate(children):

@@ -36,6 +36,7 @@ print("ended at epoch", fitting.current_epoch, "with", module.loss(loader(96).da
 
 
 @pytest.mark.parametrize("ckpt_path", choose([None, "last"], ["last"]))
+@pytest.mark.early
 def test_the_fit_ends_when_a_worker_and_a_shard_are_killed_in_the_middle(tmp_path: Path, ckpt_path: str | None) -> None:
     shared().load("tests.lightning.modules", "ps_worker.lightning")
     flags = ("--workers", "2", "--mode", "sync", "--data-dir", "kept", "--restart-workers", "1")

@@ -291,7 +291,7 @@ def test_what_a_copy_replaces_is_not_missed(shard):
 
 
 def test_the_system_need_not_tell_when_the_machine_was_started(shard, monkeypatch):
-    monkeypatch.setattr("ps_server.log.head._BOOT_ID", shard / "missing")
+    monkeypatch.setattr("ps_protocol.wire.shared_memory._BOOT_ID", shard / "missing")
     with opened(shard.parent):
         pass
     with opened(shard.parent) as (_, found):

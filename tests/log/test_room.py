@@ -12,7 +12,7 @@ import pytest
 
 from ps_protocol.errors import StorageFull
 from ps_server.log import segments
-from ps_server.log.durable import fits
+from ps_server.log.durable import DurableLog, fits
 from ps_server.log.segments import SegmentFolder
 from tests.log.support import beginning, layout_of, opened, update
 from tests.support.loops import LoopThread
@@ -99,6 +99,11 @@ def test_a_smaller_record_does_not_wait_for_the_room_of_a_larger_one(tmp_path: P
         assert list(log._reserved.values()) == [1, 1]
 
 
+def _prepared(log: DurableLog) -> None:
+    """A file that is made ahead is there, or has found the disk full: who comes next would wait for it, too."""
+    wait_until(lambda: log._preparing is None or log._preparing.done())
+
+
 def test_a_full_disk_refuses_what_needs_a_larger_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with opened(tmp_path, gently=True) as (log, _), LoopThread() as loop:
         loop.run(log.reserve(100))
@@ -110,6 +115,7 @@ def test_a_full_disk_refuses_what_needs_a_larger_file_and_nothing_else(tmp_path:
                 loop.run(log.reserve(10 * UNIT))
             assert log._reserved == {}
             loop.run(log.reserve(100))
+            _prepared(log)
         log.append(update(layout_of((10,)), 1))
         loop.run(log.reserve(10 * UNIT))
 
@@ -127,6 +133,7 @@ def test_a_file_that_was_promised_outlives_a_snapshot_while_larger_ones_are_made
             assert log.segment_bytes > 2 * UNIT
             log.cut(0, 0)
             log.append(update(layout_of((10,)), 1))  # needs no room on the disk
+            _prepared(log)
         log.release(100)
         spare = set(log.path.glob("spare-*"))
         loop.run(log.reserve(10 * UNIT))

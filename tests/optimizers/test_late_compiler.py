@@ -1,9 +1,8 @@
-"""torch's compiler is loaded by who compiles, not by optimizers. One interpreter: about four CPU seconds."""
+"""torch's compiler is loaded by who compiles, not by optimizers."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.support.interpreters import run
 
 _PROGRAM = """
 import sys
@@ -56,5 +55,5 @@ print("as it should be")
 
 
 def test_optimizers_load_it_neither_on_shards_nor_in_workers_and_keep_to_its_rules_once_it_is_there():
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False)
+    done = run("-c", _PROGRAM)
     assert done.stdout == "as it should be\n", done.stderr

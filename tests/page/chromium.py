@@ -24,11 +24,18 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: ap
 WAIT_SECONDS = 60.0
 """The longest wait for a state of a page."""
 
+_LEFT = ("Inspected target navigated or closed", "Execution context was destroyed", "Cannot find context")
+"""What Chromium says where the page of a script is left while the script runs."""
+
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
     *("--no-first-run", "--no-default-browser-check", "--disable-extensions", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--force-device-scale-factor=1"),
 )
+
+
+class PageLeft(AssertionError):
+    """The page that a script ran in is not shown any more."""
 
 
 class Tab:
@@ -64,13 +71,21 @@ class Tab:
         return str(self.run(f"(document.querySelector({json.dumps(selector)}) || {{}}).innerText || ''"))
 
     def wait(self, condition: str) -> Any:
-        """The value of ``condition`` once it is true. Fails with the page's text when it does not come."""
+        """The value of ``condition`` once it is true, on this page or the one that comes after it. Fails with the
+        page's text when it does not come.
+        """
         deadline = time.monotonic() + WAIT_SECONDS
-        while not (value := self.run(condition)):
+        while not (value := self._value(condition)):
             if time.monotonic() > deadline:
                 raise AssertionError(f"never true: {condition}\n{self.problems}\n{self.text()}")
             time.sleep(0.05)
         return value
+
+    def _value(self, condition: str) -> Any:
+        try:
+            return self.run(condition)
+        except PageLeft:
+            return None
 
     def wait_for_text(self, selector: str, text: str) -> None:
         self.wait(f"(document.querySelector({json.dumps(selector)})?.innerText || '').includes({json.dumps(text)})")
@@ -132,8 +147,9 @@ class Browser:
         while number not in self._answers:
             self._receive(deadline)
         answer = self._answers.pop(number)
-        if "error" in answer:
-            raise AssertionError(f"{method}: {answer['error']}")
+        if error := answer.get("error"):
+            kind = PageLeft if error["message"].startswith(_LEFT) else AssertionError
+            raise kind(f"{method}: {error}")
         return answer["result"]
 
     def _receive(self, deadline: float) -> None:

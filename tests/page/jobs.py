@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role
+from ps_protocol.cluster.weights import FollowAsk, PublishAsk
+from ps_protocol.launch.ports import free_port
 from ps_protocol.model.spec import Consistency
 from ps_protocol.security.security import Security
 from ps_server.coordinator.driver import Driver
@@ -28,7 +31,8 @@ class PagedCoordinator:
         self._loop = loop
         self._security = security
         self._settings = ClusterSettings(**{"heartbeat_seconds": 0.1, "lease_seconds": 600, **settings})
-        self._ports = (0, 0)
+        #: Nobody else is given them meanwhile, where it is started again.
+        self._ports = free_port(), free_port()
         self._server: grpc_server.RunningServer | None = None
         self._recording: asyncio.Task[None] | None = None
         self.page: PageServer | None = None
@@ -53,7 +57,6 @@ class PagedCoordinator:
         self.driver.start()
         self._recording = asyncio.create_task(recorder.run())
         self.address = self._server.address
-        self._ports = self._server.port, int(self.url.rstrip("/").rpartition(":")[2])
 
     def stop(self) -> None:
         if self.page is not None:
@@ -84,6 +87,22 @@ class PagedCoordinator:
     def set_mode(self, consistency: Consistency) -> None:
         with CoordinatorClient(self.address) as client:
             client.set_consistency(consistency)
+
+    def publish(self, name: str, step: int) -> None:
+        """A version that no shard has: what the coordinator knows of it is shown."""
+
+        async def publish() -> None:
+            assert self.driver is not None
+            made = self.driver._state.publications
+            known = made.records.get(name)
+            ask = PublishAsk(name, "model", step, "", 8, f"{name} {step}")
+            made.commit(ask, known.newest + 1 if known else 1, (), 0.0, time.time())
+
+        self._loop.run(publish())
+
+    def follow(self, name: str, have: int, reader: str, *, leaves: bool = False) -> None:
+        with CoordinatorClient(self.address) as client:
+            client.follow_weights(FollowAsk(name, have, 0, reader, f"host-{reader}", 7, leaves=leaves), 0.0, 60.0)
 
     def beat(self, joined: Joined, **stats: Any) -> None:
         with CoordinatorClient(self.address) as client:

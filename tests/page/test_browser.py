@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.weights import WeightsReader
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.page.report import report_html
-from tests.glance.jobs import history, shard, worker
+from tests.glance.jobs import history, publication, shard, worker
 from tests.page.chromium import Browser, Tab, needs_chromium, running_browser
 from tests.page.jobs import running_page
 from tests.support.certificates import made_folder, security_of
@@ -114,7 +116,8 @@ def test_under_tls_with_client_certificates_a_browser_logs_in_with_a_token(tab: 
         tab.wait("document.querySelector('#token') !== null")
         tab.run(f"document.querySelector('#token').value = {(folder.path / 'viewer.token').read_text()!r}")
         tab.problems.clear()  # the form came with status 401
-        tab.run("document.querySelector('form').requestSubmit()")
+        # When the answer to this is on its way: the page is left.
+        tab.run("setTimeout(() => document.querySelector('form').requestSubmit()) > 0")
         tab.wait_for_text("#workers tbody", "worker 0")
         tab.wait_for_text("#connection", "live")
         assert tab.problems == []
@@ -142,6 +145,74 @@ def test_a_report_opens_alone(tab: Tab, tmp_path: Path) -> None:
     assert [request for request in tab.requests if request != file.as_uri()] == []
     assert tab.problems == []
     assert tab.run("document.title") != "taken"
+
+
+def test_published_weights_show_with_the_readers_furthest_behind_and_the_number_of_the_others(
+    tab: Tab, tmp_path: Path
+) -> None:
+    readers = [WeightsReader(str(at), EVIL, at, 7 - at % 3, 5_000_000, 10_000, 0.0, 15_000_000) for at in range(60)]
+    policy = publication(
+        "policy",
+        *readers,
+        reader_count=10_000,
+        relayed_readers=50,
+        delta_bytes=5_000_000_000,
+        saved_bytes=15_000_000_000,
+    )
+    job = replace(history(worker(0), shard(0)), publications=(replace(policy, model=EVIL), publication("value")))
+    file = tmp_path / "job.html"
+    file.write_text(report_html(job, "job"))
+    assert file.stat().st_size < 200_000
+    tab.open(file.as_uri())
+    tab.wait_for_text("#publications tbody", "policy")
+    heads = tab.run("[...document.querySelectorAll('#publications thead th')].map((cell) => cell.textContent)")
+    cells = tab.run("[...document.querySelector('#publications tbody tr').cells].map((cell) => cell.textContent)")
+    row = dict(zip(heads, cells, strict=True))
+    assert (row["version"], row["step"], row["age"], row["readers"], row["behind"]) == (
+        "7",
+        "70",
+        "1 min",
+        "10.0 k",
+        "2",
+    )
+    assert (row["as deltas"], row["saved"], row["by relays"]) == ("5.0 GB", "15.0 GB", "50")
+    assert "serves" not in tab.text("#readers thead")
+    assert tab.run("document.querySelectorAll('#readers tbody tr').length") == 50
+    assert tab.text("#more-readers") == "and 9950 more readers"
+    assert EVIL[:64] in tab.text("#readers tbody")
+    assert tab.run("document.querySelectorAll('#publications img, #readers img, #readers script').length") == 0
+    assert tab.problems == []
+
+
+def test_versions_and_readers_that_come_and_go_show_while_it_is_open(tab: Tab) -> None:
+    with running_page() as job:
+        job.join(Role.WORKER, 0)
+        tab.open(job.url)
+        tab.wait_for_text("#workers tbody", "worker 0")
+        job.publish("policy", 1)
+        tab.wait_for_text("#publications tbody", "policy")
+        tab.wait("document.querySelector('#readers').closest('div').hidden")
+        job.follow("policy", have=1, reader="a")
+        job.publish("policy", 2)
+        tab.wait_for_text("#readers tbody", "policy: host-a (7)")
+        behind = "[...document.querySelectorAll('#readers tbody td')].some((cell) => cell.textContent === '1')"
+        tab.wait(behind)
+        job.follow("policy", have=2, reader="a")
+        tab.wait(f"!({behind})")
+        age = "[...document.querySelectorAll('#publications tbody td')].map((cell) => cell.textContent)"
+        first = tab.run(age)
+        tab.wait(f"({age}).join() !== {','.join(first)!r}")  # its age
+        job.follow("policy", have=2, reader="a", leaves=True)
+        tab.wait("document.querySelectorAll('#readers tbody tr').length === 0")
+        assert tab.problems == []
+
+
+def test_a_job_that_publishes_nothing_has_no_such_section(tab: Tab, tmp_path: Path) -> None:
+    file = tmp_path / "job.html"
+    file.write_text(report_html(history(worker(0), shard(0)), "job"))
+    tab.open(file.as_uri())
+    tab.wait_for_text("#workers tbody", "worker 0")
+    assert "Published weights" not in tab.text()
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -21,6 +21,7 @@ from ps_worker.ray.plan import (
     asked,
     fits_never,
     had,
+    pushing_per_host,
     server_command,
     server_environment,
     uses_loopback,
@@ -124,10 +125,22 @@ def test_workers_find_the_job_and_only_a_supervisor_names_a_lineage() -> None:
     assert len(lineages) == 2
 
 
-@pytest.mark.parametrize(("asked", "told"), [(None, None), (False, "0"), (True, "1")])
-def test_workers_push_together_where_that_is_asked(asked: bool | None, told: str | None) -> None:
-    plan = RayPlan(shards=1, workers=2, per_host=asked)
-    assert worker_environment(plan, "10.0.0.1:7000", 0, "").get("PS_PER_HOST") == told
+@pytest.mark.parametrize(
+    ("plan", "nodes", "told"),
+    [
+        (RayPlan(shards=1, workers=2), ["10.0.0.1", "10.0.0.2"], "sync"),
+        (RayPlan(shards=1, workers=2), ["10.0.0.1", "10.0.0.1"], None),
+        (RayPlan(shards=1, workers=1), ["10.0.0.1", "10.0.0.2"], None),
+        (RayPlan(shards=1, workers=0, worker_range=WorkerRange(0, 4)), ["10.0.0.1", "10.0.0.2"], "sync"),
+        (RayPlan(shards=1, workers=2, per_host=False), ["10.0.0.1", "10.0.0.2"], "0"),
+        (RayPlan(shards=1, workers=2, per_host=True), ["10.0.0.1"], "1"),
+    ],
+    ids=str,
+)
+def test_workers_push_together_in_sync_on_several_machines_unless_told_otherwise(
+    plan: RayPlan, nodes: list[str], told: str | None
+) -> None:
+    assert worker_environment(pushing_per_host(plan, nodes), "10.0.0.1:7000", 0, "").get("PS_PER_HOST") == told
 
 
 def test_one_machine_needs_no_certificates_and_its_servers_stay_on_loopback() -> None:

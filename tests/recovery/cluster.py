@@ -16,8 +16,8 @@ from typing import Any
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClusterStatus, Role
+from ps_protocol.launch.ports import free_port
 from tests.recovery.zygote import COORDINATOR, PATIENCE_SECONDS, SHARD, WORKER, Forked, Zygote
-from tests.support.ports import free_port
 from tests.support.shards import wait_until
 
 LEASE_SECONDS = 3.0

@@ -11,7 +11,7 @@ from tests.support.shards import wait_until
 
 SETTINGS = {
     # No worker may lose its place here because the machine is busy: the numbers would rightly be others.
-    "lease_seconds": 5.0,
+    "lease_seconds": 30.0,
     "coordinator": ["--mode", "sync", "--workers", "2"],
     "shard": ["--snapshot-seconds", "0.05"],
 }
@@ -33,6 +33,7 @@ def train(cluster, kills=()):
 
 
 @pytest.mark.parametrize("kills", [KILLS, *([list(itertools.product((0, 1), POINTS))] if FULL else [])])
+@pytest.mark.early
 def test_shards_killed_around_the_norm_end_with_the_bits_of_an_undisturbed_run(launch, kills):
     undisturbed = train(launch(2, **SETTINGS))
     assert undisturbed[0] == undisturbed[1]

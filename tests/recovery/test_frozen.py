@@ -11,6 +11,7 @@ from ps_protocol.cluster.view import Role
 from tests.recovery.cluster import LEASE_SECONDS, joins_and_leaves
 from tests.recovery.reference import alone, assert_each_push_was_applied_once, assert_served_is_replayed
 from tests.recovery.scripts import STEPS
+from tests.support.length import few
 
 
 def test_a_frozen_shard_ends_when_it_wakes_and_its_next_life_goes_on(launch):
@@ -49,7 +50,7 @@ def test_a_shard_that_froze_and_was_replaced_cannot_change_what_its_successor_ho
     assert worker.read("digest") == f"digest {alone(STEPS)}"
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", few(["async", "sync"]))
 def test_a_frozen_worker_is_refused_when_it_wakes_and_nothing_of_it_is_merged(launch, mode):
     cluster = launch(2, coordinator=["--mode", mode])
     frozen = cluster.worker(1, tag=1, pauses=[4])

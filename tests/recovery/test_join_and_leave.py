@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.recovery.reference import assert_each_push_was_applied_once, assert_served_is_replayed
+from tests.support.length import few
 
 MODES = {"async": ["--mode", "async"], "ssp": ["--mode", "ssp", "--staleness", "2"], "sync": ["--mode", "sync"]}
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", few(reversed(MODES), 2))
 def test_workers_come_and_go_while_one_trains_on(launch, mode):
     cluster = launch(2, coordinator=MODES[mode])
     stays = cluster.worker(tag=0, stays=True, pauses=[5, 20], steps=40)

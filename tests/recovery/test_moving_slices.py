@@ -8,13 +8,10 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import Role
 from tests.recovery.reference import assert_each_push_was_applied_once, counts_of
 from tests.recovery.test_join_and_leave import MODES
-from tests.support.length import choose
+from tests.support.length import few
 from tests.support.shards import wait_until
 
-KILLED = choose(
-    ["before_prepare_log", "after_prepare_log", "before_switch_log", "after_switch_log"],
-    ["after_prepare_log", "before_switch_log"],
-)
+KILLED = few(["before_switch_log", "after_prepare_log", "before_prepare_log", "after_switch_log"])
 
 
 def move(cluster, **wish) -> int:
@@ -24,7 +21,7 @@ def move(cluster, **wish) -> int:
     return progress[-1].moved_bytes if progress else 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", few(MODES))
 def test_shards_are_added_and_drained_under_training(launch, mode):
     cluster = launch(2, coordinator=MODES[mode])
     stays = cluster.worker(tag=0, stays=True, pauses=[30], steps=60)
@@ -50,6 +47,7 @@ def test_shards_are_added_and_drained_under_training(launch, mode):
 
 
 @pytest.mark.parametrize("point", KILLED)
+@pytest.mark.early
 def test_a_shard_killed_in_a_move_loses_nothing_and_the_move_is_made_after_all(launch, point):
     cluster = launch(2)
     added = cluster.shard(2, "--add")

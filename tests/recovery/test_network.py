@@ -22,6 +22,7 @@ def network():
     made.close()
 
 
+@pytest.mark.early
 def test_a_process_that_is_cut_off_goes_on_or_is_fenced_and_training_ends_with_the_bits_of_an_undisturbed_run(
     network, launch
 ):

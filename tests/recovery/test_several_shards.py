@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+
+import pytest
+import torch
+
+import ps_worker
 from tests.recovery.reference import assert_each_push_was_applied_once, assert_served_is_replayed
 from tests.support.seeds import seeded
 
-LEASE_SECONDS = 5.0
+LEASE_SECONDS = 30.0
 """No worker may lose its place here because the machine is busy: the numbers would rightly be others."""
 
 
@@ -59,3 +65,35 @@ def test_a_shard_and_a_worker_killed_together_lose_nothing_that_was_acknowledged
     stays.read("stays")
     counts = assert_served_is_replayed(cluster, stays, {1: killed})
     assert_each_push_was_applied_once(counts, [stays, killed, again])
+
+
+@pytest.mark.long
+def test_a_version_and_a_mode_come_after_a_shard_has_lost_pushes_that_the_worker_does_not_repeat(launch, monkeypatch):
+    monkeypatch.setenv("PS_RECONNECT_TIMEOUT", "30")
+    cluster = launch(2, lease_seconds=10.0, shard=["--durability", "snapshot", "--snapshot-seconds", "1000"])
+    shard = cluster.shards[1]
+    with ps_worker.connect(cluster.address, device="cpu") as worker:
+        model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.Linear(40, 50))
+        optimizer = worker.optimizer(torch.optim.SGD, model, lr=0.1)
+
+        def train(steps):
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.ones(4, 50)).square().mean().backward()
+                optimizer.step()
+
+        def lose_pushes():
+            train(2)
+            shard.kill()
+            shard.start()
+
+        train(1)
+        # It writes a snapshot at its end.
+        shard.send(signal.SIGTERM)
+        shard.wait()
+        shard.start()
+        lose_pushes()
+        assert worker.publish("weights", optimizer, step=3, wait=True) == 1
+        lose_pushes()
+        worker.set_mode("ssp", staleness=2)
+        train(1)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.recovery.cluster import Program
 from tests.recovery.rows_kept import assert_each_push_is_in_its_rows_once
+from tests.support.length import few
 from tests.support.seeds import seeded
 from tests.support.shards import wait_until
 
 STEPS, ROWS = 60, 200
 
 
-@pytest.mark.parametrize("memory", [[], ["--table-memory", "1KB"]], ids=["all in memory", "few in memory"])
+@pytest.mark.parametrize("memory", few([["--table-memory", "1KB"], []]), ids=few(["few in memory", "all in memory"]))
 def test_a_shard_killed_during_inserts_and_evictions_loses_no_row_and_brings_none_back(launch, memory):
     chance = seeded()
     cluster = launch(shard=["--snapshot-seconds", "0.05", *memory])
@@ -37,20 +39,19 @@ def damage_rows_on_disk(shard: Program) -> int:
     """Change every byte of the files of rows of a running shard, which have no name; returns how many files."""
     found = 0
     for descriptor in Path(f"/proc/{shard.running.pid}/fd").iterdir():
-        try:
+        # It may be closed meanwhile.
+        with suppress(FileNotFoundError):
             where = str(descriptor.readlink())
-        except FileNotFoundError:
-            continue
-        if "/shard-0/#" in where and where.endswith(" (deleted)"):
-            with descriptor.open("r+b") as file:
-                data = file.read()
-                file.seek(0)
-                file.write(data.translate(bytes(range(255, -1, -1))))
-                found += 1
+            if "/shard-0/#" in where and where.endswith(" (deleted)"):
+                with descriptor.open("r+b") as file:
+                    data = file.read()
+                    file.seek(0)
+                    file.write(data.translate(bytes(range(255, -1, -1))))
+                    found += 1
     return found
 
 
-@pytest.mark.parametrize("snapshots", ["0.05", "600"], ids=["often", "never"])
+@pytest.mark.parametrize("snapshots", few(["0.05", "600"]), ids=few(["often", "never"]))
 def test_a_shard_that_meets_a_damaged_row_reads_its_rows_again_by_itself(launch, snapshots):
     cluster = launch(shard=["--snapshot-seconds", snapshots, "--table-memory", "1KB"])
     shard = cluster.shards[0]

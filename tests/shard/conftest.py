@@ -11,6 +11,7 @@ import pytest
 
 from ps_server.tables.row_memory import RowMemory
 from tests.shard.disks import shard_on
+from tests.support.length import few
 
 
 @pytest.fixture
@@ -66,12 +67,12 @@ def small_files(small_blocks, monkeypatch):
     monkeypatch.setattr("ps_server.shard.times.SNAPSHOT_LOOK_SECONDS", 0.001)
 
 
-@pytest.fixture(params=[False, True], ids=["all in memory", "few in memory"])
+@pytest.fixture(params=few([True, False]), ids=few(["few in memory", "all in memory"]))
 def row_memory(request, monkeypatch):
-    """The test runs twice: with all rows of tables in memory, and with a few of each table, the others on disk."""
+    """A few rows of each table are in memory, the others on disk; in full length once more with all in memory."""
 
-    def few(config, shard):
+    def nearly_none(config, shard):
         return RowMemory(1, shard=shard, segment_bytes=1 << 10)
 
     if request.param:
-        monkeypatch.setattr("ps_server.shard.durability.storage.row_memory", few)
+        monkeypatch.setattr("ps_server.shard.durability.storage.row_memory", nearly_none)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -26,6 +27,14 @@ def shard_on(
     path: Path, live: dict[int, int] | None = None, mode: Consistency | None = None, **fields: object
 ) -> AbstractContextManager[TestShard]:
     return running_shard(live, mode, storage_config=durable(path, **fields))
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    """What lies in ``folder`` now, where no snapshot is being written, copied to ``target``.
+
+    Half-made files, which a start removes, stay behind: a thread may make room ahead and rename them meanwhile.
+    """
+    return Path(shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.part")))
 
 
 def held(shard: TestShard, model: ShardModel) -> torch.Tensor:

@@ -54,6 +54,7 @@ def messages(method: str, worker: pb.WorkerId) -> list[Any]:
         "Feed": [pb.FeedRequest(model="model")],
         "TakePiece": [pb.TakePieceRequest(quiesce="cut", name="policy", number=1, models=[pb.ModelCut(model="model")])],
         "FinishPiece": [pb.FinishPieceRequest(name="policy", number=1)],
+        "KeepPieces": [pb.KeepPiecesRequest(name="policy", newest=1)],
         "GetPiece": [pb.GetPieceRequest(name="policy", number=1)],
         "GetRoundNorm": [pb.RoundNormRequest(model="model")],
     }[method]

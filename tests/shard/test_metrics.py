@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -20,10 +21,13 @@ from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_protocol.model.tables import RowLife
 from ps_protocol.security.security import OFF
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.v1 import shard_pb2_grpc
+from ps_protocol.weights.memory import VersionMemory
 from ps_protocol.weights.pieces import PieceSource, receive
 from ps_protocol.wire.convert.options import options_to_pb
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.limits import ShardLimits
+from ps_server.shard import weights as shard_weights
 from ps_server.shard.metrics import SHARD, ShardMetrics, staleness_value
 from ps_server.shard.standby.log_feed import LogFeed
 from tests.optimizers.test_option_ranges import _defaults
@@ -217,16 +221,44 @@ def test_pieces_of_published_weights_are_counted_where_they_are_held_and_when_th
             return WeightsVersion(number, "model", 1, "", 0.0, (WeightsPiece(0, 1, "", piece.native.checksum, size),))
 
         one, two = shard.loop.run(held(1)), shard.loop.run(held(2))
-        source = PieceSource(shard.channel, shard.address, OFF, bulk=False)
-        whole, _ = receive("policy", one, lambda _: source, None, None, 60.0)
+        source = PieceSource(shard.channel, shard.address, OFF, bulk=False, maps=False)
+        whole, _ = receive("policy", one, lambda _: source, None, None, 60.0, VersionMemory())
         wait_until(lambda: read(shard)["weights_sent_bytes_total", "full"] == one.size_bytes)
-        receive("policy", two, lambda _: source, None, whole, 60.0)
+        receive("policy", two, lambda _: source, None, whole, 60.0, VersionMemory())
         found = read(shard)
         assert found["weights_held_bytes", "policy"] == 2 * one.size_bytes
         assert (found["weights_sent_bytes_total", "full"], found["weights_sent_bytes_total", "delta"]) == (
             one.size_bytes,
             0,
         )
+
+
+def test_a_reader_that_has_everything_and_ends_the_call_at_once_is_counted_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ended(context: object, data: bytes) -> None:
+        await written(context, data)
+        if not pb.GetPieceReply.FromString(data).HasField("header"):
+            raise Unavailable("the reader has ended the call")
+
+    written = shard_weights.write
+    with running_shard() as shard:
+        model, _ = start(shard)
+        assert shard.service
+        weights = shard.service.weights
+
+        async def held() -> pb.GetPieceRequest:
+            await weights.take(model, "policy", 1, (1,))
+            piece = await weights.finish("policy", 1)
+            return pb.GetPieceRequest(name="policy", number=1, checksum=piece.native.checksum)
+
+        request = shard.loop.run(held())
+        size = read(shard)["weights_held_bytes", "policy"]
+        monkeypatch.setattr(shard_weights, "write", ended)
+        stub = shard_pb2_grpc.ShardStub(shard.channel)
+        with pytest.raises(grpc.RpcError):
+            list(stub.GetPiece(request))
+        assert read(shard)["weights_sent_bytes_total", "full"] == size
 
 
 def test_log_fsync_and_snapshots(tmp_path: Any) -> None:

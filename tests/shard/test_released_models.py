@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from shutil import copytree
 
 import grpc
 import pytest
@@ -14,6 +13,7 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.log.folder import DataFolder
 from ps_server.log.recovery import recover
+from tests.shard.disks import copy_of
 from tests.shard.reshard.moving import OFTEN, crash_image, gradients_of, job, map_of, payload_of, spec_of
 from tests.shard.reshard.moving_worker import Worker
 from tests.shard.standby.support import follower, primary
@@ -168,7 +168,7 @@ def test_a_shard_map_that_is_ahead_of_the_view_waits_for_the_release_it_comes_af
     """A restarted shard has the model on disk, asks where it is placed now, and is told of the next one of the name."""
     with job(named("model"), PLACES, shards=1, path=tmp_path) as made:
         train(made, "model", 2)
-        copytree(tmp_path / "of-0", tmp_path / "image")
+        copy_of(tmp_path / "of-0", tmp_path / "image")
         later = map_of(named("model", "SGD"), PLACES, 2, shards=1)
         made.shown = {"model": 1}
         made.maps["model"] = later

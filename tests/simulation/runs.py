@@ -41,9 +41,10 @@ def shown(texts: str | tuple[str, ...], seeds: Iterable[int], size: Size | None 
         "stale": None,
         "per_host": 1,
         "readers": 0,
+        "relayed": 0,
     } | fixed
     size = size or Size()
-    kinds = tuple(kind for kind in size.faults if kind not in ("full_restart", "host", "reader"))
+    kinds = tuple(kind for kind in size.faults if kind not in ("full_restart", "host", "reader", "relay"))
     ordinary = replace(size, swarms=0.0, faults=kinds)
     wanted = (texts,) if isinstance(texts, str) else texts
 

@@ -71,7 +71,7 @@ def test_a_coordinator_that_tells_of_a_version_before_it_is_written_is_seen(monk
 
 def test_a_version_that_no_journal_has_and_that_counts_as_known_is_seen(monkeypatch):
     def planned(self, rank, incarnation, ask):
-        return self._state.publications.plan(ask)
+        return self._state.publications.plan(ask, 1)
 
     monkeypatch.setattr(Driver, "plan_publication", planned)
     kinds = ("journal_refuses", "coordinator_crash")

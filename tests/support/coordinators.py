@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.launch.ports import free_port
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.persistence.journal import Journal
@@ -30,7 +31,8 @@ class TestCoordinator:
     ) -> None:
         self._loop = loop
         self.settings = settings
-        self.port = port
+        #: A port that servers and clients of other tests do not get meanwhile: it is stopped and started again.
+        self.port = port or free_port()
         self.address = ""
         self.limit_counts = LimitCounts()
         #: Of the next start.

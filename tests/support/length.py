@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any, TypeVar
 
@@ -14,10 +14,10 @@ S, T = TypeVar("S"), TypeVar("T")
 FULL = os.environ.get("TEST_LENGTH") == "full"
 
 _SHORTER = 5
-_FEWEST_EXAMPLES = 10
+_FEWEST_EXAMPLES = 4
 
 # The short one tries the same examples each time, like ``tests.support.seeds``.
-settings.register_profile("short", deadline=None, print_blob=True, max_examples=20, derandomize=True)
+settings.register_profile("short", deadline=None, print_blob=True, max_examples=10, derandomize=True)
 settings.register_profile("full", deadline=None, print_blob=True, max_examples=100)
 
 
@@ -31,11 +31,17 @@ def choose(full: T, short: T) -> T:
     return full if FULL else short
 
 
+def few(values: Iterable[T], count: int = 1) -> list[T]:
+    """All ``values``, or the first ``count``: of cases that take one path, or whose paths have tests of their own."""
+    found = list(values)
+    return choose(found, found[:count])
+
+
 def paired(one: Sequence[T], other: Sequence[S]) -> list[tuple[T, S]]:
     """All pairs, or as many as let each value appear once at least."""
     count = max(len(one), len(other))
-    few = [(one[n % len(one)], other[n % len(other)]) for n in range(count)]
-    return choose(list(product(one, other)), few)
+    each_once = [(one[n % len(one)], other[n % len(other)]) for n in range(count)]
+    return choose(list(product(one, other)), each_once)
 
 
 def examples(full: int, **options: Any) -> settings:

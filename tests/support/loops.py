@@ -36,6 +36,15 @@ class LoopThread:
         """The first optimizer of a process imports much of torch here: on a busy machine that takes half a minute."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_seconds)
 
+    def advance(self, seconds: float) -> None:
+        """Set the clock of the loop ``seconds`` ahead: timers that would have run out by then have."""
+        clock = self.loop.time
+
+        async def later() -> None:
+            self.loop.time = lambda: clock() + seconds  # type: ignore[method-assign]
+
+        self.run(later())
+
     def __exit__(self, *_: object) -> None:
         self.run(self._drain())
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -8,13 +8,14 @@ from pathlib import Path
 from ps_protocol.metrics.common import COMMON
 from ps_protocol.metrics.definition import Catalogue, Metric
 from ps_server.coordinator.metrics import COORDINATOR
+from ps_server.relay.metrics import RELAY
 from ps_server.serving.metrics import SERVER
 from ps_server.shard.metrics import SHARD
 from ps_worker.session.metrics import WORKER
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
-CATALOGUES = (COMMON, SERVER, COORDINATOR, SHARD, WORKER)
+CATALOGUES = (COMMON, SERVER, COORDINATOR, SHARD, WORKER, RELAY)
 
 _INTRODUCTION = """\
 # Metrics
@@ -25,11 +26,12 @@ Every process of a job serves its numbers for [Prometheus](https://prometheus.io
 |---|---|---|
 | `ps-coordinator`, `ps-server` | `--metrics-port` (`0`: any free one; `off`), on the address of `--bind` | `0` |
 | workers, evaluators | `PS_METRICS_PORT`, on the address of `PS_METRICS_BIND` (127.0.0.1) | `off` |
+| `psctl weights relay` | `--metrics-port`, on the address of `--bind` | `0` |
 | `ps-run` | `--metrics-port` for the coordinator; every other process takes any free port | `0` |
 
 A process logs the address when it starts, and `ps-run` prints that of the coordinator. The coordinator lists the
 addresses of all live members at `/targets`, in the format of Prometheus' HTTP service discovery, so that Prometheus
-needs to know the coordinator alone:
+needs to know the coordinator alone; relays of weights are no members, and it is told of each by itself:
 
 ```yaml
 scrape_configs:
@@ -60,9 +62,10 @@ This page is written by `make metrics-page` from the definitions in the code.
 
 _TITLES = {
     "process": ("Every process", ""),
-    "server": ("Coordinator and shards", ""),
+    "server": ("Coordinator, shards and relays", ""),
     "coordinator": ("Coordinator", ""),
     "shard": ("Shards", "Each has the label `shard` as well. A standby has the number of the shard that it follows."),
+    "relay": ("Relays of published weights", ""),
     "worker": ("Workers and evaluators", "Each has the label `worker` as well: the rank."),
 }
 

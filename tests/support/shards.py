@@ -53,7 +53,7 @@ TOKEN = "what only the coordinator knows"
 """With which shards of tests have joined."""
 
 
-class _Keyed(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+class _Keyed(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
     def __init__(self, key: shard_pb2.ShardKey) -> None:
         self._metadata = [(SHARD_KEY, key.SerializeToString())]
 
@@ -62,6 +62,8 @@ class _Keyed(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
         keyed.method, keyed.timeout, keyed.credentials = details.method, details.timeout, details.credentials
         keyed.metadata = [*(details.metadata or ()), *self._metadata]
         return continuation(keyed, request)
+
+    intercept_unary_stream = intercept_unary_unary
 
 
 def coordinator_stub(channel: grpc.Channel, incarnation: int, token: str = TOKEN) -> shard_pb2_grpc.ShardStub:

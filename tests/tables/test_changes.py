@@ -17,7 +17,7 @@ def test_rows_used_after_an_update_are_found_piece_by_piece() -> None:
     use(held, range(20, 40))
     use(held, range(30, 50))
     found = np.concatenate([held.changed(begin, begin + 30, 1) for begin in range(0, 120, 30)])
-    copied = held.copy_rows(found)
+    copied = held.copy_ids(held.last_uses(found)[0])
     assert sorted(copied.ids) == list(range(20, 50))
     assert dict(zip(copied.ids, copied.touched, strict=True)) == {i: 2 if i < 30 else 3 for i in range(20, 50)}
     assert copied.rows[:, :4].tobytes() == values(held, copied.ids).tobytes()
@@ -31,9 +31,9 @@ def test_a_scan_from_the_last_row_to_the_first_misses_none_that_stays() -> None:
     use(held, range(1000))
     random, seen = np.random.default_rng(14), set[int]()
     for begin in range(900, -1, -100):
-        seen |= set(held.copy_rows(held.changed(begin, begin + 100, 0)).ids.tolist())
+        seen |= set(held.last_uses(held.changed(begin, begin + 100, 0))[0].tolist())
         held.drop(random.integers(0, 1000, 30), NO_IDS)
-    here = held.copy_rows(np.arange(held.rows)).ids
+    here, _ = held.last_uses(np.arange(held.rows))
     assert set(here.tolist()) <= seen
 
 

@@ -15,9 +15,10 @@ from ps_server.tables import store as store_module
 from ps_server.tables.arrays import Reserved
 from ps_server.tables.store import RowStore
 from ps_server.tables.table import ShardTable
+from tests.support.length import few
 from tests.tables.samples import random_ids, same, spec, table, use, values
 
-SEEDS = range(3)
+SEEDS = few(range(3))
 
 
 @pytest.fixture

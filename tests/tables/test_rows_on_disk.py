@@ -20,6 +20,7 @@ from ps_server.tables.paged_rows import PagedRows
 from ps_server.tables.row_memory import FEWEST_ROWS, RowMemory
 from ps_server.tables.step import RowStep
 from ps_server.tables.table import ShardTable
+from tests.support.length import paired
 from tests.tables.samples import ids_there, random_ids, spec, use, values
 
 LIVES = {
@@ -121,11 +122,13 @@ def act(table: ShardTable, random: np.random.Generator, ids: Ids) -> Any:
     return None
 
 
-@pytest.mark.parametrize("life", LIVES)
-@pytest.mark.parametrize(("optimizer", "rows"), [("sgd", 50), ("adagrad", 50), ("rowwise_adagrad", 0)])
+@pytest.mark.parametrize(
+    ("life", "of_optimizer"), paired(list(LIVES), [("sgd", 50), ("adagrad", 50), ("rowwise_adagrad", 0)]), ids=str
+)
 def test_a_random_history_gives_the_same_bits_with_memory_for_a_twentieth(
-    tmp_path: Path, life: str, optimizer: str, rows: int
+    tmp_path: Path, life: str, of_optimizer: tuple[str, int]
 ) -> None:
+    optimizer, rows = of_optimizer
     seed = int.from_bytes(os.urandom(4))
     print(f"seed {seed}")
     of = spec(optimizer, dim=3, life=LIVES[life])

@@ -13,6 +13,7 @@ from ps_server.tables import changes
 from ps_server.tables.bucket_contents import BucketChanges, BucketContents
 from ps_server.tables.saves import SavedBuckets
 from ps_server.tables.table import ShardTable
+from tests.support.length import paired
 from tests.tables.samples import NO_IDS, random_ids, spec, table, use
 from tests.tables.test_rows_on_disk import LIVES, act, memory_of, same
 
@@ -38,8 +39,7 @@ def assert_same(one: ShardTable, other: ShardTable) -> None:
     assert all(same(one.contents(bucket), other.contents(bucket)) for bucket in range(one.spec.buckets))
 
 
-@pytest.mark.parametrize("life", LIVES)
-@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+@pytest.mark.parametrize(("life", "on_disk"), paired(list(LIVES), [True, False]))
 def test_everything_and_the_changes_after_it_are_the_table_whatever_happened(
     tmp_path: Path, life: str, on_disk: bool
 ) -> None:

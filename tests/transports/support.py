@@ -40,8 +40,8 @@ TRANSPORTS = {
 LARGE = ((701, 513), (3,), (127, 1031))
 """About 2 MB in variables of odd sizes."""
 
-BLOCKING = ((8 << 20,),)
-"""32 MB: more than gRPC's window of 16 MB and the sockets between two processes hold, so sending it takes a reader."""
+BLOCKING = ((6 << 20,),)
+"""24 MB: more than gRPC's window of 16 MB and the sockets between two processes hold, so sending it takes a reader."""
 
 _DRAWN = 1_000_003
 

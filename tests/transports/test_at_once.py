@@ -31,6 +31,7 @@ from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.stream import PIPELINE_DEPTH, StepStream
 from ps_server.state.replica import Replica, Step
 from tests.log.support import opened
+from tests.support.length import few
 from tests.support.shards import TestShard, wait_until
 from tests.support.side_channels import STALLED_SOON
 from tests.transports.support import Line, assert_same, begin, is_idle, line, running_shard, trained, whole_numbers
@@ -46,7 +47,7 @@ def side(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[SMALL, MIDDLE], ids=["small", "middle"])
+@pytest.fixture(params=few([MIDDLE, SMALL]), ids=few(["middle", "small"]))
 def shapes(request: pytest.FixtureRequest) -> Any:
     return request.param
 

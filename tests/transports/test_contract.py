@@ -12,6 +12,7 @@ from ps_protocol.errors import Fenced, InvalidRequest, NonFiniteGradient, Unavai
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
+from tests.support.length import paired
 from tests.support.shards import unflat, wait_until
 from tests.transports.support import (
     BLOCKING,
@@ -54,10 +55,9 @@ def serving(*shapes, live=None, consistency=None, **arguments):
         wait_until(lambda: is_idle(model))
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"], indirect=True)
-@pytest.mark.parametrize("shapes", SIZES.values(), ids=SIZES)
-def test_steps_of_every_size_are_those_of_one_process(transport, shapes):
-    with serving(*shapes) as (shard, model, initial):
+@pytest.mark.parametrize(("size", "loop"), paired(list(SIZES), ["asyncio", "uvloop"]), indirect=["loop"])
+def test_steps_of_every_size_are_those_of_one_process(transport, size):
+    with serving(*SIZES[size]) as (shard, model, initial):
         steps = [whole_numbers(model, seed) for seed in (1, 2, 3)]
         with line(shard, model, transport) as worker:
             for number, step in enumerate(steps, 1):

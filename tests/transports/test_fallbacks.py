@@ -14,10 +14,10 @@ import torch
 
 from ps_protocol.cluster.answers import Outcome
 from ps_protocol.errors import PsError
+from ps_protocol.launch.ports import free_port
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_server.shard.config import ShardConfig, SideChannelConfig
 from ps_server.shard.transport.side_channels import SideChannels
-from tests.support.ports import free_port
 from tests.support.shards import wait_until
 from tests.transports.support import (
     LARGE,

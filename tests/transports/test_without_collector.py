@@ -17,6 +17,7 @@ from ps_protocol.v1 import shard_pb2_grpc
 from ps_server.consistency import WorkerKey
 from ps_server.shard.counters import Counters
 from ps_server.shard.step.stream import StepStream
+from tests.support.length import paired
 from tests.support.shards import wait_until
 from tests.support.side_channels import BULK, SHM, header, worker_of
 from tests.transports.support import BLOCKING, LARGE, Line, begin, is_idle, running_shard, shared_mappings
@@ -35,8 +36,9 @@ def _no_collector():
 
 
 @pytest.mark.usefixtures("_no_collector")
-@pytest.mark.parametrize("end", ["in a push", "in a reply", "while a pull is parked"])
-@pytest.mark.parametrize("transport", [BULK, SHM], ids=["bulk", "shm"])
+@pytest.mark.parametrize(
+    ("transport", "end"), paired([BULK, SHM], ["in a push", "in a reply", "while a pull is parked"]), ids=str
+)
 def test_a_worker_that_vanishes_leaves_no_memory_mapped(transport, end):
     parked = end == "while a pull is parked"
     with running_shard({0: 1, 1: 2}, Consistency(Mode.SYNC) if parked else None) as shard:

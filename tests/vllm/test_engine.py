@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_protocol.errors import ConfigError, InvalidRequest, UnknownVersion
 from ps_worker.vllm import ENGINE, register
 from tests.worker.jobs import running_job
 
@@ -103,7 +103,7 @@ def test_a_server_has_the_version_that_it_is_told_to_load(vllm):
             engine.finish_weight_update()
             assert torch.equal(served.weight, trained.weight)
             assert torch.equal(served.bias, trained.bias)
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(UnknownVersion):
             engine.update_weights({"number": 9})
         assert torch.equal(served.weight, trained.weight)
         engine.shutdown()

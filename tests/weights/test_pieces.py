@@ -10,6 +10,7 @@ import xxhash
 from ps_protocol.errors import DamagedData
 from ps_protocol.model.spec import DType, Variable
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.weights.memory import VersionMemory
 from ps_protocol.weights.pieces import _Stage, _Steps
 from ps_protocol.wire.deltas import encode_delta
 
@@ -22,7 +23,7 @@ def rows(begin: int, end: int) -> pb.PieceTensor:
 
 
 def placed(*parts: tuple[int, int], variables: int = 1) -> None:
-    stage = _Stage(TABLE.nbytes)
+    stage = _Stage(TABLE.nbytes, VersionMemory())
     for begin, end in parts:
         stage.place(rows(begin, end), TABLE)
     stage.check_whole(variables)
@@ -52,7 +53,7 @@ def test_rows_that_are_missing_twice_there_or_outside_are_refused(parts: list[tu
 
 
 def test_two_shards_with_different_shapes_of_a_variable_are_refused() -> None:
-    stage = _Stage(TABLE.nbytes)
+    stage = _Stage(TABLE.nbytes, VersionMemory())
     stage.place(rows(0, 3), TABLE)
     with pytest.raises(DamagedData, match="different shapes"):
         stage.place(rows(3, 6), Variable("w", (6, 5), DType.FLOAT32))
@@ -75,7 +76,7 @@ def steps(sent: pb.PieceHeader, have: int = 0) -> _Steps:
         (header(), 0),
         (header((4, [WHOLE, WHOLE], [100, 8])), 0),
         (header((5, [DELTA, SAME], [50, 0])), 0),
-        (header((5, [DELTA, SAME], [50, 0])), 3),
+        (header((5, [DELTA, SAME], [50, 0])), 5),
         (header((4, [DELTA, SAME], [50, 0]), (4, [DELTA, SAME], [50, 0])), 3),
         (header((5, [WHOLE], [100])), 0),
         (header((5, [WHOLE, WHOLE], [100])), 0),
@@ -135,7 +136,7 @@ def test_a_chain_that_ends_elsewhere_or_builds_on_something_else_is_damaged() ->
 
 
 def test_variables_larger_than_what_was_committed_take_no_memory() -> None:
-    stage = _Stage(TABLE.nbytes)
+    stage = _Stage(TABLE.nbytes, VersionMemory())
     stage.place(rows(0, 1), TABLE)
     stage.place(rows(1, 2), TABLE)
     with pytest.raises(DamagedData, match="larger than what was committed"):

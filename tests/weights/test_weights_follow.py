@@ -16,6 +16,7 @@ from torch import nn
 
 from ps_server.cli.psctl.main import main
 from tests.checkpoint.weight_reader import Server
+from tests.support.certificates import made_folder
 from tests.support.interpreters import Interpreter
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job
@@ -48,6 +49,9 @@ class Trainer:
             exact = value.to(dtype) if value.is_floating_point() else value
             assert shape == tuple(value.shape)
             assert data == exact.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+FOLLOW = ("weights", "follow")
 
 
 def psctl(job: Job, folder: Path, *more: str) -> Result:
@@ -95,7 +99,7 @@ def test_a_server_follows_a_job_across_a_kill_of_the_command_and_ctrl_c_ends_it(
             assert process.wait() == 130
     server.pull(tmp_path)
     trainer.assert_served(server)
-    assert server.applied == ["full 1", "delta 2", "delta 3", "full 4"]
+    assert server.applied == ["full 1", "delta 2", "delta 3", "delta 4"]
     assert not list(tmp_path.glob(".*"))
 
 
@@ -117,14 +121,21 @@ def test_once_ends_with_the_newest_version_which_is_in_the_dtype_that_was_asked_
     assert "config.json" in server.files
 
 
-def test_a_directory_of_another_job_and_one_that_is_in_use_are_refused_in_a_line(tmp_path):
-    with running_job(shards=1) as job:
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_directory_of_another_job_is_refused_in_a_line_whatever_its_number(tmp_path, number):
+    with running_job(shards=1, job_id="first") as job:
         trainer = Trainer(job)
         trainer.publish()
         trainer.publish()
         assert psctl(job, tmp_path).exit_code == 0
-    with running_job(shards=1) as job:
-        Trainer(job).publish()
+        told = [*FOLLOW, "value", "--dir", str(tmp_path), "--coordinator", job.address]
+        done = CliRunner().invoke(main, told)
+        assert done.exit_code == 1
+        assert f"Error: {tmp_path} has the versions of another name; expected: 'policy'; actual: 'value'" in done.output
+    with running_job(shards=1, job_id="second") as job:
+        trainer = Trainer(job)
+        for _ in range(number):
+            trainer.publish()
         done = psctl(job, tmp_path)
         assert done.exit_code == 1
         assert f"Error: {tmp_path} does not go on with this job" in done.output
@@ -150,3 +161,33 @@ def test_what_is_not_installed_is_said_before_anything_is_written(tmp_path, monk
     assert done.exit_code == 2
     assert "needs numba; remedy: pip install 'torch-ps[server]'" in done.output
     assert not (tmp_path / "new").exists()
+
+
+def test_a_directory_is_followed_over_tls_with_the_token_of_a_reader_and_no_lesser_one(tmp_path):
+    lab, folder, server = made_folder(tmp_path / "lab"), tmp_path / "versions", Server()
+    with running_job(shards=2, lab=lab) as job:
+        trainer = Trainer(job)
+        trainer.publish()
+
+        def follow(role: str) -> Result:
+            certificate, key = lab.pair(role)
+            given = {
+                "PS_TLS_CERT": str(certificate),
+                "PS_TLS_KEY": str(key),
+                "PS_TLS_CA": str(lab.authority_file),
+                "PS_TOKEN_FILE": str(lab.path / f"{role}.token"),
+            }
+            told = ["weights", "follow", "policy", "--dir", str(folder), "--coordinator", job.address, "--once"]
+            return CliRunner().invoke(main, told, env={"PS_COORDINATOR": None, **given})
+
+        refused = follow("viewer")
+        assert refused.exit_code == 1
+        assert "viewer" in refused.output
+        assert newest(folder) == ""
+        for _ in range(2):
+            done = follow("reader")
+            assert done.exit_code == 0, done.output
+            server.pull(folder)
+            trainer.assert_served(server)
+            trainer.publish()
+        assert server.applied == ["full 1", "delta 2"]

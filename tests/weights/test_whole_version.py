@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from ps_protocol.errors import DamagedData
 from ps_protocol.model.spec import DType, Kind, Variable
+from ps_protocol.weights import version as version_module
 from ps_protocol.weights.version import WholeVersion
 from tests.support.seeds import seeded
 
@@ -66,3 +69,16 @@ def test_a_save_that_breaks_off_anywhere_leaves_the_version_before(tmp_path: Pat
         with pytest.raises(TypeError):
             replace(version(2), values=values).save(path)  # type: ignore[arg-type]
         assert WholeVersion.load(path) == version(1)
+
+
+def test_what_another_torch_ps_has_written_is_no_version(tmp_path: Path) -> None:
+    path = tmp_path / "policy.version"
+    for changed in ({"more": 1}, {"manifests": []}, {"manifests": {"x": "00"}}):
+        version(1).save(path)
+        head = version_module._HEAD
+        _, length, _ = head.unpack(path.read_bytes()[: head.size])
+        text, values = path.read_bytes()[head.size :][:length], path.read_bytes()[head.size + length :]
+        text = json.dumps(json.loads(text) | changed).encode()
+        path.write_bytes(head.pack(b"psv1", len(text), xxhash.xxh3_128_digest(text)) + text + values)
+        with pytest.raises(DamagedData, match="no version of published weights"):
+            WholeVersion.load(path)

@@ -88,7 +88,7 @@ class Job:
             shard=index,
             coordinator=self.address,
             threads=1,
-            connect_timeout_seconds=10.0,
+            connect_timeout_seconds=60.0,
             ready_file=ready_file,
             checkpoint_dirs=self.checkpoint_dirs,
         )
@@ -117,10 +117,8 @@ class Job:
         for shard in self._shards:
             shard.served.result(60)
 
-    def config(
-        self, role: Role = Role.WORKER, rank: int | None = None, seconds: float = 60.0, transport: str = "auto"
-    ) -> WorkerConfig:
-        config = WorkerConfig(self.address, role, rank, "cpu", seconds, seconds, transport)
+    def config(self, role: Role = Role.WORKER, rank: int | None = None, transport: str = "auto") -> WorkerConfig:
+        config = WorkerConfig(self.address, role, rank, "cpu", transport=transport)
         if self.lab is None:
             return config
         access = AccessRole.WORKER if role is Role.WORKER else AccessRole.READER
@@ -165,7 +163,9 @@ def running_job(
 ) -> Iterator[Job]:
     """A coordinator on a free port of 127.0.0.1 with ``start_shards`` (default: all) of its shards."""
     with LoopThread() as loop, ExitStack() as exits:
-        cluster = ClusterSettings(shards, workers, **{"heartbeat_seconds": 0.1, "seed": 11, **settings})
+        cluster = ClusterSettings(
+            shards, workers, **{"heartbeat_seconds": 0.1, "seed": 11, "job_id": "job", **settings}
+        )
         access = CoordinatorAccess.of(security_of(lab, "coordinator") if lab else OFF)
         driver = Driver(cluster, saved=saved, open_shard=access.open_shard)
         driver.certificate_ends = ExpiryWatch(access.security).ends

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import ps_worker
+from ps_protocol.launch.ports import free_port
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.psctl import main
 from ps_worker import admin, feed, rows
-from tests.support.ports import free_port
 from tests.worker.jobs import running_job
 
 IDS = np.arange(5)

@@ -15,6 +15,7 @@ from ps_protocol.errors import ConfigError, InvalidRequest, PsError, Unsupported
 from ps_worker import Outcome
 from ps_worker.on_shards import adopt_optimizer
 from ps_worker.optimizer import PsOptimizer
+from tests.support.length import paired
 from tests.worker.fakes import FakeSession, job
 from tests.worker.model.optimizers import assert_same, network
 
@@ -104,8 +105,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 
 
 # Warnings are errors in these tests: those of torch's schedulers, too.
-@pytest.mark.parametrize("kind", SCHEDULERS)
-@pytest.mark.parametrize("when", ["before", "after", "not given"])
+@pytest.mark.parametrize(("kind", "when"), paired(list(SCHEDULERS), ["before", "after", "not given"]))
 def test_schedulers_go_on(session: FakeSession, kind: str, when: str) -> None:
     model, reference = network(), network()
     optimizer, plain = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, reference))

@@ -8,7 +8,7 @@ import torch
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_worker.collectives import decode_value, encode_value
+from ps_worker.collectives import decode_tensor, decode_value, encode_value
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,12 @@ def test_other_values_are_refused_before_they_change(value: object) -> None:
 def test_tensors_that_cannot_travel_are_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(ConfigError, match="cannot exchange this tensor"):
         encode_value("call", tensor)
+
+
+def test_a_value_of_another_worker_that_is_no_tensor_is_refused_where_tensors_are_exchanged() -> None:
+    assert decode_tensor(encode_value("all_gather", torch.ones(2)), "all_gather", 3).tolist() == [1.0, 1.0]
+    with pytest.raises(InvalidRequest, match="worker 3 gave no tensor to all_gather"):
+        decode_tensor(encode_value("all_gather", [1.0]), "all_gather", 3)
 
 
 def test_another_call_of_another_worker_is_named() -> None:

@@ -14,6 +14,7 @@ from ps_protocol.errors import Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.consistency import Position, PushInfo, Tracker, Verdict, WorkerKey
 from ps_worker.deadlock_avoidance import DeadlockAvoidance, WorkerClock, WorkerClocks, is_blocked, is_needed
+from tests.support.length import paired
 from tests.support.shards import wait_until
 
 SYNC = Consistency(Mode.SYNC)
@@ -176,8 +177,7 @@ def programs_of(random: Random, models: int, workers: int, *, common: bool) -> l
     return [[random.randrange(models) for _ in range(random.randint(0, 30))] for _ in range(workers)]
 
 
-@pytest.mark.parametrize("common", [True, False], ids=["one order", "any order"])
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize(("mode", "common"), paired(MODES, [False, True]), ids=str)
 def test_workers_that_join_and_leave_and_step_in_any_order_never_wait_for_ever(mode: Consistency, common: bool) -> None:
     gave_way = 0
     for seed in range(60):

@@ -13,6 +13,7 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_worker import Cluster
 from ps_worker.step.shard_calls import ShardClient
 from ps_worker.transport.base import Peer
+from tests.support.length import paired
 from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
 
@@ -70,8 +71,7 @@ def test_status_tells_the_version_of_each_model_that_a_shard_holds() -> None:
         wait_until(heard)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize(("mode", "overlap"), paired(MODES, [True, False]), ids=str)
 def test_a_worker_that_joins_in_the_middle_of_an_iteration_finds_its_place(mode: Consistency, overlap: bool) -> None:
     with running_job(shards=2, workers=0, consistency=mode) as job:
         first = Worker(job.cluster(), overlap)

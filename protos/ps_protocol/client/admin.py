@@ -302,8 +302,9 @@ class AdminClient:
             holder: Who wants it; a later pin of the same holder and version replaces this one.
 
         Raises:
-            InvalidRequest: There has been no such version, or the time cannot be.
+            UnknownVersion: There has been no such version.
             VersionGone: It was removed.
+            InvalidRequest: The time cannot be.
         """
         self._client.pin_weights(name, number, holder, seconds)
 

@@ -7,15 +7,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
 
 from ps_protocol import retry, times
 from ps_protocol.cluster.address import split_address
-from ps_protocol.errors import PsError, Unauthenticated, Unavailable
+from ps_protocol.errors import InvalidRequest, PsError, Unauthenticated, Unavailable
 from ps_protocol.rpc.channel import open_channel
-from ps_protocol.rpc.client_errors import translate
+from ps_protocol.rpc.client_errors import is_answer, translate
 from ps_protocol.rpc.reach import why_unreachable
 from ps_protocol.security.security import OFF, CredentialsReplaced, Security
 from ps_protocol.v1 import coordinator_pb2 as pb
@@ -34,6 +35,9 @@ class CoordinatorConnection:
         #: For calls with a stream of answers.
         self.stub: Any = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self._closed = threading.Event()
+        self._lock = threading.Lock()
+        #: Calls that broke off and were made again.
+        self.repeated = 0
 
     def close(self) -> None:
         """Close the connection; calls in progress fail with Unavailable."""
@@ -70,7 +74,7 @@ class CoordinatorConnection:
                 self._closed.wait(retry.COORDINATOR.first_seconds)
 
     def connect(self, timeout_seconds: float) -> None:
-        """Return once the coordinator answers, for commands that a person waits for.
+        """Return once the coordinator answers, for commands that a person waits for; a relay does, too.
 
         Raises Unavailable with the reason: at once for an unknown name and a port where nothing listens, after
         ``timeout_seconds`` for an address that does not answer.
@@ -81,7 +85,8 @@ class CoordinatorConnection:
         except socket.gaierror:
             raise self._why(self.peer) from None
         try:
-            self.once("GetStatus", pb.GetStatusRequest(), timeout_seconds)
+            with suppress(InvalidRequest):  # a relay refuses the call, and may take the command's own
+                self.once("GetStatus", pb.GetStatusRequest(), timeout_seconds)
         except Unavailable:
             raise self._why(self.peer) from None
 
@@ -132,14 +137,34 @@ class CoordinatorConnection:
         timeout_seconds: float,
         *,
         metadata: Sequence[tuple[str, str | bytes]] = (),
+        on_wait: Callable[[str], None] = lambda text: None,
+        try_seconds: float = math.inf,
     ) -> Any:
-        """Repeated until it is answered. Raises Unavailable after ``timeout_seconds``."""
+        """Repeated until it is answered; ``on_wait`` is called with why it is not. Raises Unavailable after
+        ``timeout_seconds``.
+
+        With ``try_seconds``, of one try, it is a first call: what a certificate or TLS on one side prevents is raised
+        at once, as Unauthenticated.
+        """
         attempts = retry.Attempts(retry.COORDINATOR.within(timeout_seconds))
+        is_first = math.isfinite(try_seconds)
         while True:
             try:
-                return self.once(method, request, attempts.left_seconds, wait_for_ready=True, metadata=metadata)
+                seconds = min(try_seconds, attempts.left_seconds)
+                return self.once(method, request, seconds, wait_for_ready=True, metadata=metadata)
             except Unavailable as error:
+                why: PsError = error
+                if is_first and not self._closed.is_set() and not is_answer(error):
+                    why = self._why(self.peer)
                 pause = attempts.pause_after(error)
                 # A call after a pause to the end would have no time, and its error would say less.
-                if pause is None or pause >= attempts.left_seconds or self._closed.wait(pause):
-                    raise
+                if (
+                    isinstance(why, Unauthenticated)
+                    or pause is None
+                    or pause >= attempts.left_seconds
+                    or self._closed.wait(pause)
+                ):
+                    raise why from error.__cause__
+                on_wait(f"waiting: {why.message}")
+                with self._lock:
+                    self.repeated += 1

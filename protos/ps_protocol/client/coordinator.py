@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator
@@ -102,6 +103,11 @@ class CoordinatorClient:
     def close(self) -> None:
         """Close the connection; calls in progress fail with Unavailable."""
         self._connection.close()
+
+    @property
+    def repeated(self) -> int:
+        """How many calls broke off and were made again."""
+        return self._connection.repeated
 
     def open_shard(self, address: str, member: Member | None = None) -> grpc.Channel:
         """A channel to the shard at ``address``, for calls by ``member``, or by nobody who joined."""
@@ -228,19 +234,33 @@ class CoordinatorClient:
             replies.cancel()
 
     def follow_weights(
-        self, ask: FollowAsk, wait_seconds: float, timeout_seconds: float = times.CALL_SECONDS
+        self,
+        ask: FollowAsk,
+        wait_seconds: float,
+        timeout_seconds: float = times.CALL_SECONDS,
+        on_wait: Callable[[str], None] = lambda text: None,
+        *,
+        is_first: bool = False,
     ) -> FollowAnswer:
         """What a reader is told of published weights, after waiting up to ``wait_seconds`` for a newer version.
 
-        ``timeout_seconds``: as for ``barrier``. Raises InvalidRequest, VersionGone.
+        ``timeout_seconds``: as for ``barrier``. ``on_wait`` is called with why the coordinator does not answer, which
+        is found out for the first call. Raises UnknownVersion, VersionGone, InvalidRequest; for the first call also
+        Unauthenticated where one side does not accept the certificate of the other, or does not speak TLS.
         """
-        request = FOLLOW_ASK.to_pb(ask, wait_seconds=wait_seconds)
-        return FOLLOW_ANSWER.from_pb(self._connection.call("FollowWeights", request, wait_seconds + timeout_seconds))
+        answer = self._connection.call(
+            "FollowWeights",
+            FOLLOW_ASK.to_pb(ask, wait_seconds=wait_seconds),
+            wait_seconds + timeout_seconds,
+            on_wait=on_wait,
+            try_seconds=wait_seconds + times.HINT_SECONDS if is_first else math.inf,
+        )
+        return FOLLOW_ANSWER.from_pb(answer)
 
     def pin_weights(
         self, name: str, number: int, holder: str, seconds: float, timeout_seconds: float = times.CALL_SECONDS
     ) -> None:
-        """Keep a version for ``seconds``; 0: no longer. Raises InvalidRequest, VersionGone."""
+        """Keep a version for ``seconds``; 0: no longer. Raises UnknownVersion, VersionGone, InvalidRequest."""
         request = message_of(pb.PinWeightsRequest, name=name, number=number, holder=holder, seconds=seconds)
         self._connection.call("PinWeights", request, timeout_seconds)
 

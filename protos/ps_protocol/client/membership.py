@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from copy import copy
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -135,7 +136,7 @@ class Membership:
     def check(self) -> None:
         """Raises Fenced when this process has lost its place."""
         if (error := self.fenced) is not None:
-            raise _again(error)
+            raise copy(error)  # one object raised by several threads mixes their tracebacks
 
     def wait_for(
         self, predicate: Callable[[ClusterView], bool], timeout_seconds: float, what: str = "the awaited state"
@@ -303,11 +304,6 @@ def _guarded(callback: Callable[[T], None], value: T) -> None:
     except Exception:
         # an error in one subscriber must not keep the view from others
         logger.exception("request.failed", "a subscriber failed")
-
-
-def _again(error: Fenced) -> Fenced:
-    """A fresh exception each time: raising one object from several threads mixes their tracebacks."""
-    return Fenced(error.message, expected=error.expected, actual=error.actual, remedy=error.remedy)
 
 
 def _summary(view: ClusterView) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 import grpc
@@ -73,7 +73,7 @@ def statuses_of(client: CoordinatorClient, maps: Iterable[ShardMap], view: Clust
     with ExitStack() as channels:
         stubs = {}
         for number in sorted(members.keys() & {number for shard_map in maps for number in shard_map.holders}):
-            channel = channels.enter_context(client.open_shard(members[number].address))
+            channel = channels.enter_context(closing(client.open_shard(members[number].address)))
             stubs[number] = ShardStub(channel)  # type: ignore[no-untyped-call]
         calls = [
             # Shards that do not answer by then are left out, and the caller says so.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import grpc
@@ -147,7 +147,7 @@ class RowLoader:
 
     def _stub(self, address: str) -> Any:
         if address not in self._stubs:
-            channel = self._exits.enter_context(self._membership.open_shard(address))
+            channel = self._exits.enter_context(closing(self._membership.open_shard(address)))
             self._stubs[address] = channel.stream_unary(_METHOD, response_deserializer=pb.LoadRowsReply.FromString)
         return self._stubs[address]
 

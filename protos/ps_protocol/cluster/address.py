@@ -1,4 +1,4 @@
-"""Parses addresses of processes: ``host:port``, with brackets around an IPv6 host."""
+"""Parses addresses of processes, ``host:port`` with brackets around an IPv6 host, and ports."""
 
 from __future__ import annotations
 
@@ -38,6 +38,24 @@ def split_address(text: str, whose: str = "the coordinator", setting: str = "--c
         remedy = f"put the IPv6 address in brackets, as [{bare}]:{port}," if ":" in bare else f"correct {host!r}"
         raise refused("it has no host" if not host else "its host is not valid", remedy)
     return bare, int(port)
+
+
+METRICS_OFF = "off"
+"""In the place of a port: metrics are not served."""
+
+
+def parse_metrics_port(text: str, setting: str = "--metrics-port (PS_METRICS_PORT)") -> int | None:
+    """The port that ``setting`` names for metrics; None for "off". Raises ConfigError."""
+    if text == METRICS_OFF:
+        return None
+    if (port := whole_number(text)) is not None and port < 1 << 16:
+        return port
+    raise ConfigError(
+        f"{setting} is no port",
+        expected=f"a number from 0 to 65535, or {METRICS_OFF}",
+        actual=repr(text),
+        remedy=f"correct {setting}, or leave it out",
+    )
 
 
 _SCHEMES = ("tcp://", "udp://", "sctp://")

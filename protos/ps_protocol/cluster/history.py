@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ps_protocol.cluster.view import ClusterStatus, JobEvent
+from ps_protocol.cluster.weights import WeightsState
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +95,6 @@ class JobHistory:
     table_growth: Mapping[tuple[str, str], float] = field(default_factory=dict)
     #: The settings of the job, in words.
     configuration: Mapping[str, str] = field(default_factory=dict)
+    #: Published weights: of each name the newest version that can be read, as one piece and without its
+    #: metadata, and some readers.
+    publications: tuple[WeightsState, ...] = ()

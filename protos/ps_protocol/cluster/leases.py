@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -17,6 +19,67 @@ class Span:
 
     def __str__(self) -> str:
         return f"{self.begin} to {self.end - 1}" if len(self) else "nothing"
+
+
+class IntervalSet:
+    """A set of positions. Memory is O(ranges after merging); changes cost that too, at worst. No lock."""
+
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        #: Begins and ends of the ranges, ascending: b0 < e0 < b1 < e1 …
+        self._edges: list[int] = []
+        for span in spans:
+            self.add(span)
+
+    def __iter__(self) -> Iterator[Span]:
+        """The ranges, lowest first."""
+        return (Span(self._edges[i], self._edges[i + 1]) for i in range(0, len(self._edges), 2))
+
+    def __bool__(self) -> bool:
+        return bool(self._edges)
+
+    @property
+    def positions(self) -> int:
+        """How many there are. Not the length, which says of what is iterated how much room a list of it needs."""
+        return sum(map(len, self))
+
+    def add(self, span: Span) -> None:
+        """Add ``span``, and merge ranges that touch."""
+        if len(span):
+            # Keep an edge only if its position is outside the set, so that touching ranges become one.
+            left, right = bisect_left(self._edges, span.begin), bisect_right(self._edges, span.end)
+            self._edges[left:right] = [span.begin] * (left % 2 == 0) + [span.end] * (right % 2 == 0)
+
+    def remove(self, span: Span) -> None:
+        """Remove ``span``, as far as it is in the set."""
+        if len(span):
+            left, right = bisect_left(self._edges, span.begin), bisect_right(self._edges, span.end)
+            self._edges[left:right] = [span.begin] * (left % 2) + [span.end] * (right % 2)
+
+    def overlaps(self, span: Span) -> bool:
+        """Whether any position of ``span`` is in the set."""
+        if not len(span):
+            return False
+        place = bisect_right(self._edges, span.begin)
+        return place % 2 == 1 or (place < len(self._edges) and self._edges[place] < span.end)
+
+    def covers(self, span: Span) -> bool:
+        """Whether every position of ``span``, which is not empty, is in the set."""
+        place = bisect_right(self._edges, span.begin)
+        return place % 2 == 1 and span.end <= self._edges[place]
+
+    def take(self, count: int, batch: int = 1) -> Span:
+        """Remove and return up to ``count`` positions from the lowest range. They end at a multiple of ``batch`` if one
+        is among them.
+
+        Raises IndexError when the set is empty.
+        """
+        begin, end = self._edges[:2]
+        if begin + count < end:
+            end = begin + count
+            end = max(end - end % batch, min(end, begin - begin % batch + batch))
+        span = Span(begin, end)
+        self.remove(span)
+        return span
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +102,9 @@ class LeaseAsk:
     batch_items: int = 0
     #: What the items are read from, such as checksums of files; equal for all workers. Empty: not known.
     fingerprint: str = ""
+    #: The ranges of its leases that are not in a report, of epoch ``trained_epoch``; whatever else is leased to it
+    #: becomes free, for it does not know of that. None: it does not say.
+    held: tuple[Span, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

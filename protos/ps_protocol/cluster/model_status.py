@@ -73,8 +73,5 @@ class ModelPosition:
     model: str
     #: By rank and incarnation, the sequence of the last push accepted.
     accepted: Mapping[tuple[int, int], int]
-    #: Of the last round applied in sync.
-    phase: int = 0
-    clock: int = 0
     #: By rank and incarnation, the sequence of the first accepted push whose round is still open.
     open: Mapping[tuple[int, int], int] = field(default_factory=dict)

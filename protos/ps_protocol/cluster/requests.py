@@ -33,6 +33,8 @@ class OpenRequest:
     keeps_slices: bool = False
     #: Side channels that the worker would use, best first; None: one that this version does not know.
     transports: Sequence[Transport | None] = ()
+    #: The last sequence that the shard has answered: pushes up to here do not come again.
+    answered: int = 0
     protocol_version: int = PROTOCOL_VERSION
 
 

@@ -354,3 +354,5 @@ class ClusterStatus:
     stale_rules: Mapping[str, str] = field(default_factory=dict)
     #: What has grown far above its own history.
     divergences: tuple[Divergence, ...] = ()
+    #: Random, made at the first start of the job: its journal keeps it. Empty: it has none.
+    job_id: str = ""

@@ -22,6 +22,7 @@ from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import InvalidRequest, ModelMoved, PsError, Unavailable, UnknownModel
 from ps_protocol.feed.cursor import Cursor, Cursors, load_cursor, save_cursor
 from ps_protocol.feed.stream import Event, FeedMessage, ShardReader
+from ps_protocol.interruptible import next_item
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.model.tables import Ids, TableSpec
 from ps_protocol.v1 import shard_pb2 as pb
@@ -92,7 +93,12 @@ class TableFeed:
 
     def __iter__(self) -> Iterator[Change]:
         """Raises UnknownModel, InvalidRequest for an unknown table, Unavailable for shards that do not answer."""
-        self._view = self._client.get_status(self._what.patience_seconds).view
+        status = self._client.get_status(self._what.patience_seconds)
+        self._view = status.view
+        if self._cursors.job_id != status.job_id:
+            # What a reader has of another job goes, shard by shard.
+            self._cursors.keep(())
+            self._cursors.job_id = status.job_id
         threading.Thread(target=self._watch, name="ps-feed-views", daemon=True).start()
         try:
             shard_map: ShardMap | None = self._declared()
@@ -124,7 +130,7 @@ class TableFeed:
                 if not self._what.follow or self._view.finished:
                     raise
             self._say(f"waiting for a worker to declare model '{name}'")
-            event = self._events.get()
+            event = next_item(self._events)
             if isinstance(event, ClusterView):
                 self._view = event
 
@@ -134,12 +140,13 @@ class TableFeed:
         finished = self._view.finished
         holders = sorted(set(shard_map.tables[number]))
         self._cursors.keep(holders)
+        self._cursors.epoch = shard_map.epoch
         readers = {shard: self._reader(shard, shard_map, number, last=finished) for shard in holders}
         current = dict.fromkeys(holders, False)
         try:
             left = set(holders)
             while left:
-                event = self._events.get()
+                event = next_item(self._events)
                 if isinstance(event, ClusterView):
                     self._view = event
                     if self._moved(shard_map) or (event.finished and not finished and self._what.follow):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.records import from_plain, to_plain
 
 MODULE = "ps_worker.rehearsal.main"
 """The module of the process. Its arguments are a ``RehearsalPlan`` and the number of a descriptor, on which it writes
@@ -31,7 +32,7 @@ class RehearsalPlan:
     #: See ``speeds_of``.
     speeds: str
     #: Settings of the coordinator: the mode.
-    settings: Mapping[str, object]
+    settings: Mapping[str, Any]
     #: Of the job, for shuffling, and of the random number generators of every worker before its script begins.
     seed: int
     #: Steps after which each worker ends; None: as many as the script makes.
@@ -43,13 +44,12 @@ class RehearsalPlan:
 
     def to_json(self) -> str:
         """As the argument of a program."""
-        return json.dumps(asdict(self))
+        return json.dumps(to_plain(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The plan that ``to_json`` wrote."""
-        values = json.loads(text)
-        return cls(**{**values, "arguments": tuple(values["arguments"])})
+        return from_plain(cls, json.loads(text))
 
 
 @dataclass(slots=True)
@@ -78,15 +78,12 @@ class RehearsalNews:
 
     def to_json(self) -> str:
         """In one line."""
-        return json.dumps(asdict(self))
+        return json.dumps(to_plain(self))
 
     @classmethod
     def from_json(cls, line: str) -> Self:
         """What ``to_json`` wrote."""
-        values: dict[str, Any] = json.loads(line)
-        values["reports"] = [(seconds, value) for seconds, value in values["reports"]]
-        values["staleness"] = {int(age): count for age, count in values["staleness"].items()}
-        return cls(**values)
+        return from_plain(cls, json.loads(line))
 
 
 def speeds_of(text: str, workers: int, seed: int) -> Speeds:
@@ -145,11 +142,6 @@ def from_trace(path: Path, workers: int) -> Speeds:
             )
         pauses[rank, step] = pauses.get((rank, step), 0.0) + seconds
     return lambda rank, step: 1.0 + pauses.get((rank, step), 0.0)
-
-
-def mean_seconds(speeds: Speeds, workers: int, steps: int = 1000) -> Sequence[float]:
-    """The mean time of a step of each worker over its first ``steps`` steps."""
-    return [sum(speeds(rank, step) for step in range(1, steps + 1)) / steps for rank in range(workers)]
 
 
 def _positive(text: str, what: str) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
+from asyncio import AbstractEventLoop, run_coroutine_threadsafe
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from ps_protocol.errors import Unavailable
 T = TypeVar("T")
 
 
-def call_on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Iterable[T]]) -> Callable[[], tuple[T, ...]]:
+def call_on_loop(loop: AbstractEventLoop, read: Callable[[], Iterable[T]]) -> Callable[[], tuple[T, ...]]:
     """A function for other threads that has ``read`` called on ``loop``, in one piece.
 
     It raises Unavailable when the loop does not answer in time, as when it is stuck or has ended.
@@ -25,7 +25,7 @@ def call_on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Iterable[T]
     def from_outside() -> tuple[T, ...]:
         reading = on_loop()
         try:
-            asked = asyncio.run_coroutine_threadsafe(reading, loop)
+            asked = run_coroutine_threadsafe(reading, loop)
         except RuntimeError as error:
             reading.close()
             raise Unavailable("the process is ending") from error

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import grpc
 
 from ps_protocol import times
+from ps_protocol.errors import InvalidRequest
 from ps_protocol.rpc.secure_channel import CallCredentials, SecureAsyncChannel, SecureChannel
 from ps_protocol.security.credentials import SessionCredential, ShownCredentials
 from ps_protocol.security.security import OFF, Security
@@ -58,22 +61,61 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+_open: weakref.WeakSet[grpc.Channel] = weakref.WeakSet()
+"""The blocking channels of this process that are open; in a forked one those of its parent, too."""
+
+_parent = 0
+"""The process from which this one was forked while it had open channels; 0: it was not."""
+
+
+def _forked() -> None:
+    global _parent
+    _parent = os.getppid() if _open else _parent
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _counted(channel: grpc.Channel) -> grpc.Channel:
+    """``channel``, which is open until its ``close``."""
+    reference, close = weakref.ref(channel), type(channel).close
+
+    def closed() -> None:
+        if (found := reference()) is not None:
+            _open.discard(found)
+            close(found)
+
+    channel.close = closed  # type: ignore[method-assign]
+    _open.add(channel)
+    return channel
+
+
 def open_channel(
     address: str, security: Security = OFF, session: SessionCredential | None = None, *, to_shard: bool = False
 ) -> grpc.Channel:
-    """A blocking channel to ``address`` (host:port). It connects by itself, now or later.
+    """A blocking channel to ``address`` (host:port), until its ``close``. It connects by itself, now or later.
 
     Its calls carry what ``security`` and ``session`` hold at the time; ``to_shard``: as in ``Security.metadata``.
+
+    Raises InvalidRequest in a process that was forked while its parent had open channels: the threads and locks of gRPC
+    are as they were at that moment, and no call would end.
     """
+    if _parent:
+        raise InvalidRequest(
+            "a process that was forked while its parent was connected cannot connect to a job itself",
+            expected="a process that was started, not forked",
+            actual=f"process {os.getpid()}, forked from process {_parent}",
+            remedy="start it with the method spawn or forkserver (multiprocessing_context of a DataLoader)",
+        )
     if security.sends_nothing:
-        return grpc.insecure_channel(address, CLIENT_OPTIONS)
+        return _counted(grpc.insecure_channel(address, CLIENT_OPTIONS))
 
     def open_one(shown: ShownCredentials) -> grpc.Channel:
         if shown.files is None:
             return grpc.insecure_channel(address, CLIENT_OPTIONS)
         return grpc.secure_channel(address, shown.files.value.channel_credentials(), CLIENT_OPTIONS)
 
-    return SecureChannel(open_one, CallCredentials(security, session, to_shard))
+    return _counted(SecureChannel(open_one, CallCredentials(security, session, to_shard)))
 
 
 OpenChannel = Callable[[str], grpc.aio.Channel]

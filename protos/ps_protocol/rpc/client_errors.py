@@ -22,6 +22,9 @@ from ps_protocol.wire.convert.errors import from_detail
 
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
+_BROKEN = ("Stream removed", "RST_STREAM")
+"""gRPC's words, with the status UNKNOWN or INTERNAL, where the other side has ended in the middle of a call
+(grpc/grpc#34076)."""
 
 _NOT_ACCEPTED = "CERTIFICATE_VERIFY_FAILED"
 
@@ -44,6 +47,12 @@ def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
     return explain(found) if explain else found
 
 
+def is_answer(error: PsError) -> bool:
+    """Whether the other side has answered with ``error``, which was raised from what ``translate`` was given."""
+    cause = error.__cause__
+    return isinstance(cause, grpc.RpcError) and hasattr(cause, "code") and _detail(cause) is not None
+
+
 def _meaning(error: grpc.RpcError, peer: str) -> PsError:
     if not hasattr(error, "code"):
         return InternalError(f"call to {peer} failed: {error}")
@@ -58,7 +67,7 @@ def _meaning(error: grpc.RpcError, peer: str) -> PsError:
             f"the certificate of {peer} is not accepted here ({text})",
             remedy="correct --tls-ca or PS_TLS_CA here, or the certificate there",
         )
-    if status in _UNREACHED:
+    if status in _UNREACHED or any(words in text for words in _BROKEN):
         return Unavailable(
             f"{peer} does not answer ({status.name}: {text})",
             # gRPC's words; it has no status of its own for this.

@@ -103,6 +103,7 @@ METHODS: Mapping[str, Access] = MappingProxyType(
         f"/{_SHARD}/Restore": Access(_SERVERS, Fencing.COORDINATOR),
         f"/{_SHARD}/TakePiece": Access(_SERVERS, Fencing.COORDINATOR),
         f"/{_SHARD}/FinishPiece": Access(_SERVERS, Fencing.COORDINATOR),
+        f"/{_SHARD}/KeepPieces": Access(_SERVERS, Fencing.COORDINATOR),
         f"/{_SHARD}/GetPiece": Access(_DATA_READERS),
         f"/{_SHARD}/GetRoundNorm": Access(_SERVERS),
         "/grpc.health.v1.Health/Check": Access(None),

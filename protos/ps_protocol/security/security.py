@@ -16,7 +16,7 @@ from ps_protocol.security.credentials import OwnTokens, SessionCredential, Shown
 from ps_protocol.security.identity import Caller
 from ps_protocol.security.roles import AccessRole, listed
 from ps_protocol.security.settings import SecuritySettings
-from ps_protocol.security.tokens import AccessToken, TokenFile
+from ps_protocol.security.tokens import TokenFile
 
 if TYPE_CHECKING:
     from ps_protocol.security.certificates import CertificateFacts
@@ -135,11 +135,6 @@ class Security:
         check_bind(self.settings, host, what)
 
     # What this process shows
-
-    @property
-    def own_token(self) -> AccessToken | None:
-        """The token that this process sends; None: it has none."""
-        return self._own.token
 
     def show(self, session: SessionCredential | None = None) -> ShownCredentials:
         """What a call that begins now shows."""

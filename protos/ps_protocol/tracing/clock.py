@@ -7,7 +7,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+from ps_protocol.wire.shared_memory import boot_id
+
 _TRIES = 5
 _NAMESPACE = Path("/proc/self/ns/time")
 
@@ -30,7 +31,7 @@ class ClockReading:
 def read_clock() -> ClockReading:
     """The clock of this process. One that cannot be named is taken for its own."""
     try:
-        name = f"{_BOOT.read_text().strip()} {_NAMESPACE.readlink()}"
+        name = f"{boot} {_NAMESPACE.readlink()}" if (boot := boot_id()) else str(uuid.uuid4())
     except OSError:
         name = str(uuid.uuid4())
     return min((_both(name) for _ in range(_TRIES)), key=lambda pair: pair[0])[1]

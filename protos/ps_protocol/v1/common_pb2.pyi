@@ -86,6 +86,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_PERMISSION_DENIED: _ClassVar[ErrorCode]
     ERROR_CODE_MODEL_RELEASED: _ClassVar[ErrorCode]
     ERROR_CODE_VERSION_GONE: _ClassVar[ErrorCode]
+    ERROR_CODE_UNKNOWN_VERSION: _ClassVar[ErrorCode]
 
 class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -158,6 +159,7 @@ ERROR_CODE_UNAUTHENTICATED: ErrorCode
 ERROR_CODE_PERMISSION_DENIED: ErrorCode
 ERROR_CODE_MODEL_RELEASED: ErrorCode
 ERROR_CODE_VERSION_GONE: ErrorCode
+ERROR_CODE_UNKNOWN_VERSION: ErrorCode
 TRANSPORT_UNSPECIFIED: Transport
 TRANSPORT_GRPC: Transport
 TRANSPORT_SHM: Transport

@@ -490,7 +490,7 @@ class ItemSpan(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class LeaseDataRequest(_message.Message):
-    __slots__ = ("rank", "incarnation", "dataset", "length", "epoch", "lease_items", "sequence", "trained", "trained_epoch", "wait_seconds", "batch_items", "fingerprint")
+    __slots__ = ("rank", "incarnation", "dataset", "length", "epoch", "lease_items", "sequence", "trained", "trained_epoch", "wait_seconds", "batch_items", "fingerprint", "held")
     RANK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
@@ -503,6 +503,7 @@ class LeaseDataRequest(_message.Message):
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_ITEMS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     rank: int
     incarnation: int
     dataset: str
@@ -515,7 +516,14 @@ class LeaseDataRequest(_message.Message):
     wait_seconds: float
     batch_items: int
     fingerprint: str
-    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[str] = ..., length: _Optional[int] = ..., epoch: _Optional[int] = ..., lease_items: _Optional[int] = ..., sequence: _Optional[int] = ..., trained: _Optional[_Iterable[_Union[ItemSpan, _Mapping]]] = ..., trained_epoch: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., batch_items: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    held: HeldItems
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[str] = ..., length: _Optional[int] = ..., epoch: _Optional[int] = ..., lease_items: _Optional[int] = ..., sequence: _Optional[int] = ..., trained: _Optional[_Iterable[_Union[ItemSpan, _Mapping]]] = ..., trained_epoch: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., batch_items: _Optional[int] = ..., fingerprint: _Optional[str] = ..., held: _Optional[_Union[HeldItems, _Mapping]] = ...) -> None: ...
+
+class HeldItems(_message.Message):
+    __slots__ = ("spans",)
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    spans: _containers.RepeatedCompositeFieldContainer[ItemSpan]
+    def __init__(self, spans: _Optional[_Iterable[_Union[ItemSpan, _Mapping]]] = ...) -> None: ...
 
 class LeaseDataReply(_message.Message):
     __slots__ = ("span", "epoch", "done", "holders", "fingerprint")
@@ -630,7 +638,7 @@ class MemberStatus(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., seconds_since_heartbeat: _Optional[float] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., gone: _Optional[str] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds", "certificate_ends", "job", "stale_rules", "divergences")
+    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds", "certificate_ends", "job", "stale_rules", "divergences", "job_id")
     class StaleRulesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -647,6 +655,7 @@ class ClusterStatus(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     STALE_RULES_FIELD_NUMBER: _ClassVar[int]
     DIVERGENCES_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
     view: ClusterView
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     metrics_url: str
@@ -656,7 +665,8 @@ class ClusterStatus(_message.Message):
     job: str
     stale_rules: _containers.ScalarMap[str, str]
     divergences: _containers.RepeatedCompositeFieldContainer[Divergence]
-    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ..., certificate_ends: _Optional[float] = ..., job: _Optional[str] = ..., stale_rules: _Optional[_Mapping[str, str]] = ..., divergences: _Optional[_Iterable[_Union[Divergence, _Mapping]]] = ...) -> None: ...
+    job_id: str
+    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ..., certificate_ends: _Optional[float] = ..., job: _Optional[str] = ..., stale_rules: _Optional[_Mapping[str, str]] = ..., divergences: _Optional[_Iterable[_Union[Divergence, _Mapping]]] = ..., job_id: _Optional[str] = ...) -> None: ...
 
 class Divergence(_message.Message):
     __slots__ = ("member", "what", "value", "usual", "since_seconds", "staleness", "staleness_p99", "checkpoint", "step")
@@ -775,7 +785,7 @@ class TableGrowth(_message.Message):
     def __init__(self, model: _Optional[str] = ..., table: _Optional[str] = ..., rows_per_second: _Optional[float] = ...) -> None: ...
 
 class JobHistory(_message.Message):
-    __slots__ = ("status", "at_seconds", "began_seconds", "heartbeat_seconds", "lease_seconds", "times", "curves", "point_seconds", "generation", "events", "checkpoints", "placement", "wait_shares", "table_growth", "configuration")
+    __slots__ = ("status", "at_seconds", "began_seconds", "heartbeat_seconds", "lease_seconds", "times", "curves", "point_seconds", "generation", "events", "checkpoints", "placement", "wait_shares", "table_growth", "configuration", "publications")
     class ConfigurationEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -798,6 +808,7 @@ class JobHistory(_message.Message):
     WAIT_SHARES_FIELD_NUMBER: _ClassVar[int]
     TABLE_GROWTH_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    PUBLICATIONS_FIELD_NUMBER: _ClassVar[int]
     status: ClusterStatus
     at_seconds: float
     began_seconds: float
@@ -813,7 +824,8 @@ class JobHistory(_message.Message):
     wait_shares: _containers.RepeatedCompositeFieldContainer[WaitShares]
     table_growth: _containers.RepeatedCompositeFieldContainer[TableGrowth]
     configuration: _containers.ScalarMap[str, str]
-    def __init__(self, status: _Optional[_Union[ClusterStatus, _Mapping]] = ..., at_seconds: _Optional[float] = ..., began_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., lease_seconds: _Optional[float] = ..., times: _Optional[_Iterable[float]] = ..., curves: _Optional[_Iterable[_Union[Curve, _Mapping]]] = ..., point_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., events: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[CheckpointFacts, _Mapping]]] = ..., placement: _Optional[_Iterable[_Union[PlacedVariable, _Mapping]]] = ..., wait_shares: _Optional[_Iterable[_Union[WaitShares, _Mapping]]] = ..., table_growth: _Optional[_Iterable[_Union[TableGrowth, _Mapping]]] = ..., configuration: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    publications: _containers.RepeatedCompositeFieldContainer[WeightsState]
+    def __init__(self, status: _Optional[_Union[ClusterStatus, _Mapping]] = ..., at_seconds: _Optional[float] = ..., began_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., lease_seconds: _Optional[float] = ..., times: _Optional[_Iterable[float]] = ..., curves: _Optional[_Iterable[_Union[Curve, _Mapping]]] = ..., point_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., events: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[CheckpointFacts, _Mapping]]] = ..., placement: _Optional[_Iterable[_Union[PlacedVariable, _Mapping]]] = ..., wait_shares: _Optional[_Iterable[_Union[WaitShares, _Mapping]]] = ..., table_growth: _Optional[_Iterable[_Union[TableGrowth, _Mapping]]] = ..., configuration: _Optional[_Mapping[str, str]] = ..., publications: _Optional[_Iterable[_Union[WeightsState, _Mapping]]] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
     __slots__ = ()
@@ -914,23 +926,25 @@ class WeightsPiece(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., checksum: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class WeightsVersion(_message.Message):
-    __slots__ = ("number", "model", "step", "metadata", "at_seconds", "pieces")
+    __slots__ = ("number", "model", "step", "metadata", "at_seconds", "pieces", "job_id")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
     number: int
     model: str
     step: int
     metadata: str
     at_seconds: float
     pieces: _containers.RepeatedCompositeFieldContainer[WeightsPiece]
-    def __init__(self, number: _Optional[int] = ..., model: _Optional[str] = ..., step: _Optional[int] = ..., metadata: _Optional[str] = ..., at_seconds: _Optional[float] = ..., pieces: _Optional[_Iterable[_Union[WeightsPiece, _Mapping]]] = ...) -> None: ...
+    job_id: str
+    def __init__(self, number: _Optional[int] = ..., model: _Optional[str] = ..., step: _Optional[int] = ..., metadata: _Optional[str] = ..., at_seconds: _Optional[float] = ..., pieces: _Optional[_Iterable[_Union[WeightsPiece, _Mapping]]] = ..., job_id: _Optional[str] = ...) -> None: ...
 
 class FollowWeightsRequest(_message.Message):
-    __slots__ = ("name", "have", "number", "wait_seconds", "reader", "host", "pid", "delta_bytes", "full_bytes", "leaves")
+    __slots__ = ("name", "have", "number", "wait_seconds", "reader", "host", "pid", "delta_bytes", "full_bytes", "leaves", "saved_bytes", "job_id", "readers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     HAVE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -941,6 +955,9 @@ class FollowWeightsRequest(_message.Message):
     DELTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     FULL_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
+    SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     have: int
     number: int
@@ -951,7 +968,10 @@ class FollowWeightsRequest(_message.Message):
     delta_bytes: int
     full_bytes: int
     leaves: bool
-    def __init__(self, name: _Optional[str] = ..., have: _Optional[int] = ..., number: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., reader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., full_bytes: _Optional[int] = ..., leaves: bool = ...) -> None: ...
+    saved_bytes: int
+    job_id: str
+    readers: int
+    def __init__(self, name: _Optional[str] = ..., have: _Optional[int] = ..., number: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., reader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., full_bytes: _Optional[int] = ..., leaves: bool = ..., saved_bytes: _Optional[int] = ..., job_id: _Optional[str] = ..., readers: _Optional[int] = ...) -> None: ...
 
 class FollowWeightsReply(_message.Message):
     __slots__ = ("version", "addresses", "newest", "finished")
@@ -1003,7 +1023,7 @@ class WeightsPin(_message.Message):
     def __init__(self, number: _Optional[int] = ..., holder: _Optional[str] = ..., until_seconds: _Optional[float] = ...) -> None: ...
 
 class WeightsReader(_message.Message):
-    __slots__ = ("reader", "host", "pid", "have", "delta_bytes", "full_bytes", "silent_seconds")
+    __slots__ = ("reader", "host", "pid", "have", "delta_bytes", "full_bytes", "silent_seconds", "saved_bytes", "readers")
     READER_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -1011,6 +1031,8 @@ class WeightsReader(_message.Message):
     DELTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     FULL_BYTES_FIELD_NUMBER: _ClassVar[int]
     SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
     reader: str
     host: str
     pid: int
@@ -1018,10 +1040,12 @@ class WeightsReader(_message.Message):
     delta_bytes: int
     full_bytes: int
     silent_seconds: float
-    def __init__(self, reader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., have: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., full_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ...) -> None: ...
+    saved_bytes: int
+    readers: int
+    def __init__(self, reader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., have: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., full_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., saved_bytes: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
 
 class WeightsState(_message.Message):
-    __slots__ = ("name", "model", "keep", "newest", "versions", "pins", "readers", "gone")
+    __slots__ = ("name", "model", "keep", "newest", "versions", "pins", "readers", "gone", "reader_count", "most_behind", "delta_bytes", "full_bytes", "saved_bytes", "relayed_readers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
@@ -1030,6 +1054,12 @@ class WeightsState(_message.Message):
     PINS_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    READER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MOST_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    DELTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FULL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_READERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     keep: int
@@ -1038,7 +1068,13 @@ class WeightsState(_message.Message):
     pins: _containers.RepeatedCompositeFieldContainer[WeightsPin]
     readers: _containers.RepeatedCompositeFieldContainer[WeightsReader]
     gone: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., keep: _Optional[int] = ..., newest: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[WeightsVersion, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[WeightsPin, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[WeightsReader, _Mapping]]] = ..., gone: _Optional[_Iterable[int]] = ...) -> None: ...
+    reader_count: int
+    most_behind: int
+    delta_bytes: int
+    full_bytes: int
+    saved_bytes: int
+    relayed_readers: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., keep: _Optional[int] = ..., newest: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[WeightsVersion, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[WeightsPin, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[WeightsReader, _Mapping]]] = ..., gone: _Optional[_Iterable[int]] = ..., reader_count: _Optional[int] = ..., most_behind: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., full_bytes: _Optional[int] = ..., saved_bytes: _Optional[int] = ..., relayed_readers: _Optional[int] = ...) -> None: ...
 
 class GetWeightsReply(_message.Message):
     __slots__ = ("names",)

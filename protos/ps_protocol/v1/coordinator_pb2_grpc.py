@@ -299,7 +299,7 @@ class CoordinatorServicer(object):
 
     def FollowWeights(self, request, context):
         """The newest version of a name, as soon as it is above the one that the reader has. Answers after at most wait_seconds;
-        ask again while there is none. Safe to repeat.
+        ask again while there is none. Safe to repeat. UNKNOWN_VERSION where the reader has one of another job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

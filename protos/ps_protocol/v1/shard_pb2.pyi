@@ -122,7 +122,7 @@ class Chunk(_message.Message):
     def __init__(self, position: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase", "transports", "wire", "clock", "acknowledged", "torch_version", "keeps_slices")
+    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase", "transports", "wire", "clock", "acknowledged", "torch_version", "keeps_slices", "answered")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class Open(_message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEEPS_SLICES_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
     model: str
     epoch: int
     worker: WorkerId
@@ -147,7 +148,8 @@ class Open(_message.Message):
     acknowledged: int
     torch_version: str
     keeps_slices: bool
-    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_common_pb2.Transport, str]]] = ..., wire: _Optional[_Union[_common_pb2.Wire, _Mapping]] = ..., clock: _Optional[int] = ..., acknowledged: _Optional[int] = ..., torch_version: _Optional[str] = ..., keeps_slices: bool = ...) -> None: ...
+    answered: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_common_pb2.Transport, str]]] = ..., wire: _Optional[_Union[_common_pb2.Wire, _Mapping]] = ..., clock: _Optional[int] = ..., acknowledged: _Optional[int] = ..., torch_version: _Optional[str] = ..., keeps_slices: bool = ..., answered: _Optional[int] = ...) -> None: ...
 
 class SideChannel(_message.Message):
     __slots__ = ("transport", "name", "port", "token", "tls")
@@ -504,14 +506,16 @@ class SaveBucketsReply(_message.Message):
     def __init__(self, bucket: _Optional[_Union[Bucket, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., pushes: _Optional[_Union[KnownPushes, _Mapping]] = ...) -> None: ...
 
 class FeedCursor(_message.Message):
-    __slots__ = ("lineage", "updates", "changes")
+    __slots__ = ("lineage", "updates", "changes", "incarnation")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     lineage: str
     updates: int
     changes: int
-    def __init__(self, lineage: _Optional[str] = ..., updates: _Optional[int] = ..., changes: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, lineage: _Optional[str] = ..., updates: _Optional[int] = ..., changes: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class FeedRequest(_message.Message):
     __slots__ = ("model", "table", "cursor", "follow", "with_state", "epoch")
@@ -654,18 +658,14 @@ class WorkerSequence(_message.Message):
     def __init__(self, worker: _Optional[_Union[WorkerId, _Mapping]] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class ModelCut(_message.Message):
-    __slots__ = ("model", "accepted", "phase", "clock", "open")
+    __slots__ = ("model", "accepted", "open")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    PHASE_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     accepted: _containers.RepeatedCompositeFieldContainer[WorkerSequence]
-    phase: int
-    clock: int
     open: _containers.RepeatedCompositeFieldContainer[WorkerSequence]
-    def __init__(self, model: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[WorkerSequence, _Mapping]]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., open: _Optional[_Iterable[_Union[WorkerSequence, _Mapping]]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[WorkerSequence, _Mapping]]] = ..., open: _Optional[_Iterable[_Union[WorkerSequence, _Mapping]]] = ...) -> None: ...
 
 class PauseRequest(_message.Message):
     __slots__ = ("quiesce", "seconds")
@@ -832,10 +832,12 @@ class ResumeReply(_message.Message):
     def __init__(self) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("folder",)
+    __slots__ = ("folder", "quiesce")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    QUIESCE_FIELD_NUMBER: _ClassVar[int]
     folder: str
-    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+    quiesce: str
+    def __init__(self, folder: _Optional[str] = ..., quiesce: _Optional[str] = ...) -> None: ...
 
 class RestoreReply(_message.Message):
     __slots__ = ("models",)
@@ -1083,6 +1085,20 @@ class FinishPieceReply(_message.Message):
     directory: str
     def __init__(self, checksum: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
 
+class KeepPiecesRequest(_message.Message):
+    __slots__ = ("name", "kept", "newest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kept: _containers.RepeatedScalarFieldContainer[int]
+    newest: int
+    def __init__(self, name: _Optional[str] = ..., kept: _Optional[_Iterable[int]] = ..., newest: _Optional[int] = ...) -> None: ...
+
+class KeepPiecesReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class PieceTensor(_message.Message):
     __slots__ = ("variable", "row_begin", "row_end", "checksum")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
@@ -1124,7 +1140,7 @@ class PieceManifest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., model: _Optional[str] = ..., shard: _Optional[int] = ..., variables: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[PieceTensor, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[PieceTable, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class GetPieceRequest(_message.Message):
-    __slots__ = ("name", "number", "checksum", "dtype", "have", "have_checksum", "bulk")
+    __slots__ = ("name", "number", "checksum", "dtype", "have", "have_checksum", "bulk", "host")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
@@ -1132,6 +1148,7 @@ class GetPieceRequest(_message.Message):
     HAVE_FIELD_NUMBER: _ClassVar[int]
     HAVE_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     BULK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     name: str
     number: int
     checksum: bytes
@@ -1139,7 +1156,8 @@ class GetPieceRequest(_message.Message):
     have: int
     have_checksum: bytes
     bulk: bool
-    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., checksum: _Optional[bytes] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., have: _Optional[int] = ..., have_checksum: _Optional[bytes] = ..., bulk: bool = ...) -> None: ...
+    host: str
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., checksum: _Optional[bytes] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., have: _Optional[int] = ..., have_checksum: _Optional[bytes] = ..., bulk: bool = ..., host: _Optional[str] = ...) -> None: ...
 
 class PieceLink(_message.Message):
     __slots__ = ("number", "encodings", "sizes")

@@ -89,7 +89,7 @@ class ShardStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.PauseRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.PauseReply.FromString,
                 _registered_method=True)
-        self.Capture = channel.unary_unary(
+        self.Capture = channel.unary_stream(
                 '/ps_protocol.v1.Shard/Capture',
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.CaptureRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CaptureReply.FromString,
@@ -128,6 +128,11 @@ class ShardStub(object):
                 '/ps_protocol.v1.Shard/FinishPiece',
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.FinishPieceRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FinishPieceReply.FromString,
+                _registered_method=True)
+        self.KeepPieces = channel.unary_unary(
+                '/ps_protocol.v1.Shard/KeepPieces',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.KeepPiecesRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.KeepPiecesReply.FromString,
                 _registered_method=True)
         self.GetPiece = channel.unary_stream(
                 '/ps_protocol.v1.Shard/GetPiece',
@@ -227,6 +232,7 @@ class ShardServicer(object):
 
     def Capture(self, request, context):
         """The second half: take the pushes that some shard had accepted, copy the state, resume, and write it below a folder.
+        The first reply, once pushes go on, has the models; the second what was written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,6 +284,14 @@ class ShardServicer(object):
 
     def FinishPiece(self, request, context):
         """Answers when a piece that was taken is as durable as this shard. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KeepPieces(self, request, context):
+        """Asked of shards that hold nothing of the model any more: remove the pieces of versions that are not kept. Safe to
+        repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -356,7 +370,7 @@ def add_ShardServicer_to_server(servicer, server):
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.PauseRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.PauseReply.SerializeToString,
             ),
-            'Capture': grpc.unary_unary_rpc_method_handler(
+            'Capture': grpc.unary_stream_rpc_method_handler(
                     servicer.Capture,
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CaptureRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.CaptureReply.SerializeToString,
@@ -395,6 +409,11 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.FinishPiece,
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FinishPieceRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.FinishPieceReply.SerializeToString,
+            ),
+            'KeepPieces': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepPieces,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.KeepPiecesRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.KeepPiecesReply.SerializeToString,
             ),
             'GetPiece': grpc.unary_stream_rpc_method_handler(
                     servicer.GetPiece,
@@ -725,7 +744,7 @@ class Shard(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/ps_protocol.v1.Shard/Capture',
@@ -920,6 +939,33 @@ class Shard(object):
             '/ps_protocol.v1.Shard/FinishPiece',
             ps__protocol_dot_v1_dot_shard__pb2.FinishPieceRequest.SerializeToString,
             ps__protocol_dot_v1_dot_shard__pb2.FinishPieceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepPieces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/KeepPieces',
+            ps__protocol_dot_v1_dot_shard__pb2.KeepPiecesRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.KeepPiecesReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class WholeVersion:
     dtype: str = ""
     #: By table, where its feed stood on all shards: a copy of its rows that has come to it fits this version.
     tables: Mapping[str, Cursor] = field(default_factory=dict)
+    #: Of the job that made it; empty: it has none.
+    job_id: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -68,6 +70,7 @@ class WholeVersion:
             ],
             "manifests": {str(shard): checksum.hex() for shard, checksum in self.manifests.items()},
             "tables": self.tables,
+            "job_id": self.job_id,
         }
         text = json.dumps(body).encode()
         with replacing(path, PUBLIC_MODE) as file:
@@ -96,12 +99,15 @@ class WholeVersion:
                         raise ValueError(f"the values of '{variable.name}' do not have their checksum")
                     values[variable.name] = data.data
                     variables.append(variable)
+                manifests = {int(shard): bytes.fromhex(checksum) for shard, checksum in body.pop("manifests").items()}
+                return cls(**body, variables=tuple(variables), values=values, manifests=manifests)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, LookupError, TypeError, struct.error, json_format.ParseError, PsError) as error:
+        except (
+            *(OSError, ValueError, LookupError, TypeError, AttributeError),
+            *(struct.error, json_format.ParseError, PsError),
+        ) as error:
             raise DamagedData(
                 f"{path} is no version of published weights: {error}",
                 remedy="remove it: the newest version comes whole",
             ) from error
-        manifests = {int(shard): bytes.fromhex(checksum) for shard, checksum in body.pop("manifests").items()}
-        return replace(cls(**body, variables=tuple(variables), values=values), manifests=manifests)

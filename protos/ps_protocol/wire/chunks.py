@@ -97,6 +97,11 @@ class ChunkReceiver:
         return self._scatter.expected_bytes
 
     @property
+    def missing_bytes(self) -> int:
+        """Of the payload, that have not arrived."""
+        return self._scatter.expected_bytes - self._scatter.received_bytes
+
+    @property
     def complete(self) -> bool:
         """Whether the whole payload has arrived."""
         return self._scatter.complete

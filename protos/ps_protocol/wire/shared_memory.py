@@ -7,13 +7,16 @@ on a Unix socket. There is no name in /dev/shm to find, to guess or to clean up.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import mmap
 import os
+import signal
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -29,6 +32,8 @@ _POPULATE_READ, _POPULATE_WRITE = 22, 23
 
 #: madvise takes the pages of a range out of the file.
 _REMOVE = 9
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SharedMemory:
@@ -52,6 +57,7 @@ class SharedMemory:
         #: The pages of so many bytes are there.
         self.touched_bytes = size_bytes if whole and not grows else 0
         self.fd = fd
+        self._was_lent = False
         if whole:
             self.touch(size_bytes)
         weakref.finalize(self, os.close, fd)
@@ -124,6 +130,57 @@ class SharedMemory:
         except OSError:
             pass
 
+    def lend(self) -> int:
+        """A new descriptor, to read, for another process: ``is_lent`` as long as it is open there, or the memory is
+        mapped. Raises OSError.
+        """
+        self._was_lent = True
+        return _opened(self.fd)
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether another process, however many it has forked, may still read what ``lend`` gave. The system knows,
+        also of a process that was killed; where it does not say, this is true.
+        """
+        if self._was_lent and can_tell_lent():
+            self._was_lent = _is_open_elsewhere(self.fd)
+        return self._was_lent
+
+
+def _opened(fd: int) -> int:
+    """A file of its own, to read, of the memory behind ``fd``: descriptors that are sent, and mappings, are of it."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _is_open_elsewhere(fd: int) -> bool:
+    """Whether a file of ``_opened`` is there: a lease to write is given to the only one who has opened something."""
+    try:
+        probe = _opened(fd)
+    except OSError:
+        return True
+    try:
+        # What comes here if somebody opens it meanwhile; it would be SIGIO, which ends a process.
+        fcntl.fcntl(probe, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(probe, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError:
+        return True
+    finally:
+        os.close(probe)  # and ends the lease
+    return False
+
+
+@cache
+def can_tell_lent() -> bool:
+    """Whether the system knows of a mapping whose descriptors are closed, and of its end."""
+    try:
+        segment = SharedMemory.create(mmap.PAGESIZE)
+        theirs = map_private(_opened(segment.fd), mmap.PAGESIZE)
+        while_mapped = _is_open_elsewhere(segment.fd)
+        del theirs
+        return while_mapped and not _is_open_elsewhere(segment.fd)
+    except OSError:
+        return False
+
 
 class PrivateMapping:
     """The pages of a segment, mapped once more: a page that is written here is copied first, and the segment stays."""
@@ -154,6 +211,36 @@ def can_map_privately() -> bool:
     except (AttributeError, OSError):
         return False
     return True
+
+
+def map_private(fd: int, size_bytes: int) -> memoryview:
+    """The bytes of a segment of another process, which cannot make it smaller. A page that is written here is copied
+    first. Takes ``fd`` over. Raises OSError, ValueError.
+    """
+    try:
+        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK or os.fstat(fd).st_size < size_bytes:
+            raise ValueError(f"this is no segment of {size_bytes} bytes that stay")
+        mapping = mmap.mmap(fd, size_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(fd)
+    with suppress(OSError):  # an older kernel brings the pages one by one
+        mapping.madvise(_POPULATE_READ, 0, size_bytes)
+    return memoryview(mapping)
+
+
+def boot_id() -> str:
+    """The name of this start of the machine; empty where the system gives none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+@cache
+def host_id() -> str:
+    """Identifies this machine since it was started, for processes that may share memory; empty: unknown."""
+    boot = boot_id()
+    return boot and hashlib.sha256(f"{boot}\n".encode()).hexdigest()[:32]
 
 
 class KeptMappings:

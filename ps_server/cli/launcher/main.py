@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from ps_protocol.cluster.address import parse_metrics_port
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.scaling import MOST_RANKS, WorkerRange
 from ps_protocol.errors import ConfigError
@@ -51,7 +52,7 @@ from ps_server.coordinator.elasticity.policy import ElasticSettings
 from ps_server.coordinator.membership.admission import MOST_SHARDS
 from ps_server.coordinator.settings import ClusterSettings, PartitionOptions
 from ps_server.limits import JobLimits, ServerLimits, ShardLimits
-from ps_server.serving.metrics import metrics_option, parse_port
+from ps_server.serving.metrics import metrics_option
 from ps_server.settings import PortOption, configured, given_settings, options
 
 SERVER_RESTARTS = 10
@@ -217,7 +218,7 @@ class JobCommand(click.Command):
 @click.option(
     "--per-host/--no-per-host",
     default=None,
-    show_default="PS_PER_HOST, else no",
+    show_default="PS_PER_HOST; else, on several hosts, in sync",
     help="Workers of one host push together: one of them sends the mean of their gradients, and receives the "
     "parameters for all: for a slow network. In async and ssp that is one update per host.",
 )
@@ -344,7 +345,7 @@ def main(
             raise ConfigError("--trace is for jobs on this machine", remedy=remedy)
         storage = configured(StorageOptions, others).config()
         restarts = server_restarts(restart_servers, storage)
-        serves_metrics = parse_port(metrics_port)
+        serves_metrics = parse_metrics_port(metrics_port)
         checkpoints = checkpoint_config(others)
         if checkpoints.directory is not None and hosts is None and has_servers(strategy):
             check_writable(checkpoints.directory)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
+from ps_protocol.cluster.address import METRICS_OFF
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.replicas import STRATEGY_VARIABLE
 from ps_protocol.cluster.scaling import WorkerRange
@@ -23,7 +24,6 @@ from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.common import FORMAT_VARIABLE
 from ps_server.cli.options.storage import Durability, StorageConfig
-from ps_server.serving.metrics import OFF
 
 if TYPE_CHECKING:
     from ps_server.certs import CertificateFolder
@@ -103,6 +103,8 @@ class Programs:
     worker_range: WorkerRange | None = None
     #: Workers of one host push together; None: as their environment says.
     per_host: bool | None = None
+    #: Several workers are on one of the several hosts of the job: in sync they push together, unless told otherwise.
+    shares_hosts: bool = False
 
     def command(self, process: ProcessName, coordinator: str) -> list[str]:
         """The argument vector of ``process``. ``coordinator``: host:port, empty until it is known."""
@@ -111,7 +113,7 @@ class Programs:
         if process.part is ProcessRole.COORDINATOR:
             settings = {
                 **common,
-                "metrics_port": OFF if self.metrics_port is None else self.metrics_port,
+                "metrics_port": METRICS_OFF if self.metrics_port is None else self.metrics_port,
                 "page_port": self.page_port,
                 "shards": self.shards,
                 "workers": self.worker_range or self.workers,
@@ -136,7 +138,7 @@ class Programs:
 
     @property
     def _any_metrics_port(self) -> str:
-        return OFF if self.metrics_port is None else "0"
+        return METRICS_OFF if self.metrics_port is None else "0"
 
     @property
     def keeps_state(self) -> bool:
@@ -183,6 +185,8 @@ class Programs:
             }
             if self.per_host is not None and process.part is ProcessRole.WORKER:
                 environment[PER_HOST_VARIABLE] = str(int(self.per_host))
+            elif self.shares_hosts and process.part is ProcessRole.WORKER:
+                environment.setdefault(PER_HOST_VARIABLE, "sync")
             if process in self.addresses:
                 environment.setdefault("PS_METRICS_BIND", self.addresses[process])
             if self.log_format is LogFormat.JSON:

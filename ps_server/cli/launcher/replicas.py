@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -14,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from ps_protocol.cluster.replicas import REPLICATED, SERVED, STORE_VARIABLE, STRATEGIES_GROUP, STRATEGY_VARIABLE
+from ps_protocol.launch.ports import free_port
 from ps_protocol.model.spec import Mode
 from ps_server.cli.launcher.events import ProcessName
 from ps_server.cli.launcher.programs import Programs
@@ -91,6 +91,7 @@ class ReplicaPrograms(Programs):
             workers=programs.workers,
             cores=programs.cores,
             log_format=programs.log_format,
+            # For scripts that open a process group by themselves.
             port=free_port(),
             strategy=programs.strategy,
             store=store,
@@ -119,10 +120,3 @@ class ReplicaPrograms(Programs):
             "MASTER_PORT": str(self.port),
             STORE_VARIABLE: str(self.store),
         }
-
-
-def free_port() -> int:
-    """A port that is free now, for scripts that open a process group by themselves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

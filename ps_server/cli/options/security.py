@@ -111,6 +111,11 @@ def server_security_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _with(_EVERY_PROGRAM + _SERVERS, command)
 
 
+def listener_security_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of servers alone, for a command of psctl: ``security`` has those of psctl, too."""
+    return _with(_SERVERS, command)
+
+
 def _with(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def gathered(*arguments: Any, **values: Any) -> Any:
@@ -118,7 +123,8 @@ def _with(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) 
         given["bulk"] = BulkSecurity(given["bulk"]) if given.get("bulk") else None
         # Not an option: every user of the machine sees command lines.
         token = os.environ.get(VARIABLES["token"]) or None
-        return command(*arguments, security=SecuritySettings().with_given(**given, token=token), **values)
+        outer = click.get_current_context().find_object(SecuritySettings) or SecuritySettings()
+        return command(*arguments, security=outer.with_given(**given, token=token), **values)
 
     for option in reversed(options):
         gathered = option(gathered)

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ps_protocol.logs import EventLogger, LogFormat, configure_logging, describe_process, logs_json
+from ps_protocol.logs import EventLogger, LogEvent, LogFormat, configure_logging, describe_process, logs_json
 from ps_protocol.text import printable
 
 logger = EventLogger(__name__)
@@ -94,9 +94,9 @@ def log_as(level: str | None, form: LogFormat, job: str | None) -> None:
     describe_process(role="psctl", job=job)
 
 
-def note(text: str, level: int = logging.INFO) -> None:
-    """Print ``text`` on stderr, or log it with ``level`` where the log is JSON."""
+def note(text: str, level: int = logging.INFO, event: LogEvent = "psctl.note") -> None:
+    """Print ``text`` on stderr, or log it with ``level`` as ``event`` where the log is JSON."""
     if logs_json():
-        logger.log(level, "psctl.note", "%s", text)
+        logger.log(level, event, "%s", text)
     else:
         echo(text, err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from dataclasses import asdict
 from importlib import import_module
@@ -12,24 +13,33 @@ from typing import TYPE_CHECKING
 import click
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.address import parse_metrics_port, split_address
 from ps_protocol.cluster.job_state import time_text
-from ps_protocol.cluster.weights import WeightsState, WeightsVersion
-from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_protocol.cluster.weights import NAME, WeightsReader, WeightsState, WeightsVersion
+from ps_protocol.errors import ConfigError, InvalidRequest, UnknownVersion
+from ps_protocol.logs import LogEvent
 from ps_protocol.model.spec import DType
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.cli.options.common import clean_errors
+from ps_server.cli.options.common import check_ready_file, clean_errors
+from ps_server.cli.options.security import listener_security_options
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output import note, output_option, print_result
+from ps_server.serving.metrics import MetricsConfig, metrics_option
+from ps_server.settings import PortOption
 
 if TYPE_CHECKING:
+    from ps_protocol.weights.pieces import Received
     from ps_protocol.weights.reader import VersionReader
     from ps_protocol.weights.version import WholeVersion
     from ps_server.checkpoint.weight_directory import WeightDirectory
+    from ps_server.relay.held import RelayedVersion
 
 _INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells report it."""
+
+RELAY_PORT = 7010
 
 _DTYPES = [each.value for each in (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)]
 
@@ -44,6 +54,20 @@ It needs the token of a reader.
 
 \b
     psctl weights follow policy --dir /shared/policy --dtype bfloat16 --config-from Qwen/
+"""
+
+
+_RELAY = """Follow each NAME of a job, and serve other readers from what was received.
+
+The job's network carries one copy of a version, whatever the number of readers behind the relay. They read from it as
+from the job: ps_worker.subscribe(NAME, coordinator="RELAY:PORT"), psctl weights follow, another relay. It has whole and
+checked versions only, in memory. While the job is away it serves what it has, and then goes on by itself. It ends when
+the job is finished and nobody reads any more.
+
+It needs the token of a reader, and shows its certificate to readers; they need a token that is in its file.
+
+\b
+    psctl --coordinator trainer:7000 weights relay policy --bind 0.0.0.0 --advertise host3:7010
 """
 
 
@@ -62,7 +86,7 @@ def list_weights(coordinator: str, as_json: bool) -> None:
     plain = [
         asdict(state)
         | {"versions": [_version(version) for version in state.versions]}
-        | {"readers": [asdict(reader) | {"behind": state.newest - reader.have} for reader in state.readers]}
+        | {"readers": [asdict(reader) | {"behind": state.behind(reader)} for reader in state.readers]}
         for state in names
     ]
     print_result({"names": plain}, "\n".join(map(_shown, names)) or "nothing is published", as_json)
@@ -98,7 +122,7 @@ def _version(version: WeightsVersion) -> dict[str, object]:
 
 
 def _shown(state: WeightsState) -> str:
-    lines = [f"{state.name}: version {state.newest} of model '{state.model}', {len(state.readers)} readers"]
+    lines = [f"{state.name}: version {state.newest} of model '{state.model}', {_readers(state)}"]
     for version in state.versions:
         marks = ["gone"] * (version.number in state.gone)
         marks += [f"pinned by {pin.holder}" for pin in state.pins if pin.number == version.number]
@@ -106,10 +130,25 @@ def _shown(state: WeightsState) -> str:
         size = f"{version.size_bytes / 1e6:.1f} MB"
         lines.append(f"  version {version.number}: step {version.step}, {size}, {time_text(version.at_seconds)}{told}")
     for reader in state.readers:
-        received = f"{reader.delta_bytes / 1e6:.1f} MB as deltas, {reader.full_bytes / 1e6:.1f} MB whole"
-        behind = f"version {reader.have}, {state.newest - reader.have} behind"
-        lines.append(f"  reader {reader.host} process {reader.pid}: {behind}, {received}")
+        behind = f"version {reader.have}, {state.behind(reader)} behind"
+        served = f", serves {reader.readers} readers" if reader.readers else ""
+        lines.append(f"  reader {reader.host} process {reader.pid}: {behind}, {_received(reader)}{served}")
+    if more := state.reader_count - len(state.readers):
+        lines.append(f"  and {more} more readers")
     return "\n".join(lines)
+
+
+def _readers(state: WeightsState) -> str:
+    if not state.reader_count:
+        return "no readers"
+    count = f"{state.reader_count} reader{'s' if state.reader_count > 1 else ''}"
+    count += f" and {state.relayed_readers} by relays" if state.relayed_readers else ""
+    return f"{count}, up to {state.most_behind} behind, {_received(state)}"
+
+
+def _received(of: WeightsState | WeightsReader) -> str:
+    whole = f"{of.delta_bytes / 1e6:.1f} MB as deltas, {of.full_bytes / 1e6:.1f} MB whole"
+    return f"{whole}, {of.saved_bytes / 1e6:.1f} MB saved"
 
 
 @weights.command(help=_FOLLOW)
@@ -137,7 +176,7 @@ def _shown(state: WeightsState) -> str:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Hugging Face checkpoint whose configuration and tokenizer go into each full version.",
 )
-@click.option("--once", is_flag=True, help="End with the newest version.")
+@click.option("--once", is_flag=True, help="End after the version that is the newest now.")
 @coordinator_option
 @output_option("one object per version, one per line")
 @click.pass_obj
@@ -156,19 +195,29 @@ def follow(
     """Write each new version to a directory."""
     from ps_protocol.weights.reader import Reading, VersionReader
     from ps_server.checkpoint.file_plan import TensorForm
-    from ps_server.checkpoint.weight_directory import WeightDirectory, files_beside
+    from ps_server.checkpoint.weight_directory import Origin, WeightDirectory, files_beside
 
     what = Reading(name, DType(dtype) if dtype else None, follow=not once)
     with clean_errors():
-        _check_libraries()
+        _check_libraries("follow")
         beside = files_beside(config_from) if config_from else {}
         with (
             WeightDirectory(folder, anchor_every=anchor_every, keep=keep, beside=beside) as directory,
             CoordinatorClient(coordinator, Security(security or SecuritySettings(), AccessRole.READER)) as client,
         ):
-            reader = VersionReader(client, what, have=directory.newest, say=note)
+            if (origin := directory.origin) and origin.name != name:
+                raise InvalidRequest(
+                    f"{folder} has the versions of another name",
+                    expected=f"'{origin.name}'",
+                    actual=f"'{name}'",
+                    remedy="give each name its own directory",
+                )
+            job_id = origin.job_id if origin else ""
+            reader = VersionReader(client, what, have=directory.newest, job_id=job_id, say=note)
             try:
                 while version := _next(reader, directory):
+                    if directory.origin != (now := Origin(name, version.job_id)):
+                        directory.begin(now)
                     forms = [TensorForm(each.name, each.dtype, each.shape) for each in version.variables]
                     written = directory.write(version.number, forms, version.values)
                     facts = {"name": name, "step": version.step, **asdict(written)}
@@ -181,26 +230,131 @@ def follow(
                 reader.close()
 
 
-def _check_libraries() -> None:
+def _check_libraries(command: str) -> None:
     """Load what applies deltas, which may be compiled now. Raises ConfigError where it is not installed."""
     try:
         import_module("ps_protocol.wire.deltas")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"psctl weights follow needs {error.name}", remedy="pip install 'torch-ps[server]' or 'torch-ps[worker]'"
+            f"psctl weights {command} needs {error.name}", remedy="pip install 'torch-ps[server]' or 'torch-ps[worker]'"
         ) from error
 
 
 def _next(reader: VersionReader, directory: WeightDirectory) -> WholeVersion | None:
-    """Raises InvalidRequest where the directory is of another job, and as ``VersionReader.next``."""
+    """Raises UnknownVersion where the directory is of another job, and as ``VersionReader.next``."""
     try:
         return reader.next()
-    except InvalidRequest as error:
+    except UnknownVersion as error:
         if not directory.newest:
             raise
-        raise InvalidRequest(
+        raise UnknownVersion(
             f"{directory.path} does not go on with this job: {error.message}",
             expected=error.expected,
             actual=error.actual,
             remedy="give a new directory to a new job",
         ) from error
+
+
+@weights.command(help=_RELAY)
+@click.argument("names", nargs=-1, metavar="NAME...")
+@click.option("--all", "everything", is_flag=True, help="Everything that the job publishes.")
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Keep the newest N versions of a name in memory. What changed can be sent to a reader that has one of them.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(_DTYPES),
+    help="Dtype of floating-point values: shards convert, and readers get this one alone.  [default: as trained]",
+)
+@click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all interfaces.")
+@click.option(
+    "--port",
+    cls=PortOption,
+    type=click.IntRange(0, 65535),
+    default=RELAY_PORT,
+    show_default=True,
+    help="Port to listen on; 0: any free port.",
+)
+@click.option("--advertise", default="", help="host:port at which readers reach this relay, if they need another one.")
+@click.option(
+    "--bulk-ports",
+    default="0",
+    show_default=True,
+    metavar="PORT|FIRST-LAST|off",
+    help="TCP port for large payloads. In a range, the first free port is used. 0: any free port. off: all data goes "
+    "over gRPC.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="File to which the relay writes its host:port once it serves.",
+)
+@metrics_option("PS_RELAY_METRICS_PORT", what="the relay")
+@coordinator_option
+@listener_security_options
+@output_option("one object per version, one per line")
+def relay(
+    security: SecuritySettings,
+    coordinator: str,
+    names: tuple[str, ...],
+    everything: bool,
+    keep: int,
+    dtype: str | None,
+    bind: str,
+    port: int,
+    advertise: str,
+    bulk_ports: str,
+    ready_file: Path | None,
+    metrics_port: str,
+    as_json: bool,
+) -> None:
+    """Serve readers from what was received."""
+    if bool(names) == everything:
+        raise click.UsageError("give names, or --all")
+    if odd := [name for name in names if not NAME.fullmatch(name)]:
+        raise click.UsageError(f"{odd[0][:100]!r} is no name of what is published")
+    with clean_errors():
+        if advertise:
+            split_address(advertise, "this relay", "--advertise")
+        check_ready_file(ready_file)
+        _check_libraries("relay")
+        from ps_server.relay.process import RelayConfig, serve
+        from ps_server.serving import grpc_server
+        from ps_server.shard.config import SideChannelConfig, parse_ports
+
+        config = RelayConfig(
+            coordinator=coordinator,
+            names=names,
+            dtype=DType(dtype) if dtype else None,
+            keep=keep,
+            bind=bind,
+            port=port,
+            advertise=advertise,
+            ready_file=ready_file,
+            side_channels=SideChannelConfig(bind, parse_ports(bulk_ports)),
+            security=security,
+            metrics=MetricsConfig(bind, parse_metrics_port(metrics_port), advertise.rpartition(":")[0].strip("[]")),
+        )
+
+        def say(event: LogEvent, text: str) -> None:
+            note(text, logging.INFO if event == "relay" else logging.WARNING, event)
+
+        def show(name: str, relayed: RelayedVersion, received: Received) -> None:
+            version = relayed.version
+            facts = {
+                "name": name,
+                "number": version.number,
+                "step": version.step,
+                "size_bytes": version.size_bytes,
+                **asdict(received),
+            }
+            size = f"{version.size_bytes / 1e6:.1f} MB"
+            came = f"{received.delta_bytes / 1e6:.1f} MB as deltas, {received.full_bytes / 1e6:.1f} MB whole"
+            print_result(facts, f"{name} version {version.number}, step {version.step}: {size}, {came}", as_json)
+
+        grpc_server.run(lambda stop: serve(config, stop, show, say))

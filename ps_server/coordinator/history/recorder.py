@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
 from ps_protocol.cluster.view import ClusterStatus, MemberStatus, Role
+from ps_protocol.cluster.weights import WeightsPiece, WeightsState
 from ps_protocol.errors import DamagedData
 from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import ShardMap
@@ -158,6 +159,9 @@ def _together(model: str, small: list[PlacedVariable]) -> PlacedVariable:
     return PlacedVariable(model, f"{len(small)} smaller variables", dict(sorted(total.items())), count=len(small))
 
 
+READERS = 20
+"""Of each name of published weights, the readers that are told."""
+
 CHECKPOINTS = 20
 """How many of the last checkpoints are shown."""
 
@@ -259,10 +263,11 @@ class JobRecorder:
 
     def history(self) -> JobHistory:
         """The current state of the job and its history."""
-        return replace(self._history(self._driver.status()), curves=self._curves.curves())
+        publications = tuple(map(_newest_alone, self._driver.weights(READERS)))
+        return replace(self._history(self._driver.status()), curves=self._curves.curves(), publications=publications)
 
     def _history(self, status: ClusterStatus) -> JobHistory:
-        """The history without curves."""
+        """The history without curves and published weights."""
         shares = {
             entry.member.index: {
                 reason: min(1.0, self._waits.rate((entry.member.index, entry.member.incarnation, reason)))
@@ -316,6 +321,14 @@ class JobRecorder:
             if alert.key not in now:
                 self._driver.events.add(f"over: {alert.text}")
         self._alerts = found
+
+
+def _newest_alone(state: WeightsState) -> WeightsState:
+    """Bounded: a job may have a thousand shards, and as many versions of a name."""
+    newest = state.readable
+    if newest is not None:
+        newest = replace(newest, metadata="", pieces=(WeightsPiece(0, 0, "", b"", newest.size_bytes),))
+    return replace(state, versions=() if newest is None else (newest,), pins=(), gone=())
 
 
 def rows_by_table(status: ClusterStatus) -> dict[tuple[str, str], int]:

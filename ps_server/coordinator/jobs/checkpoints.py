@@ -6,8 +6,9 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, NotReady, PsError, Unavailable
@@ -22,7 +23,8 @@ from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator import times
 from ps_server.coordinator.divergence import Protection
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.jobs.quiesce import QuiesceLost, all_of, check_same_position, connected, quiesced
+from ps_server.coordinator.jobs.quiesce import Busy, QuiesceLost, all_of, check_same_position, connected, quiesced
+from ps_server.tasks import first_of
 
 logger = EventLogger(__name__)
 
@@ -60,7 +62,7 @@ class Checkpoints:
         self._on_made = on_made
         self._on_kept = on_kept
         #: Held while shards are paused, for a checkpoint, a restore or a batch of a move.
-        self.busy = asyncio.Lock()
+        self.busy = Busy()
         self._taken_at = time.monotonic()
         self._stopping = asyncio.Event()
         #: Whether one was made after the last worker had left, or was given up.
@@ -86,8 +88,7 @@ class Checkpoints:
         """
         stopping = self._config.directory is None
         while not stopping:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), times.LOOK_SECONDS)
+            await first_of(self._stopping.wait(), seconds=times.LOOK_SECONDS)
             # If stopped during a regular attempt, make a last one afterwards.
             stopping = self._stopping.is_set()
             if self._driver.divergence.unprotected:
@@ -170,7 +171,7 @@ class Checkpoints:
         a shard was lost meanwhile, StorageFull. After an error no part of it is left on disk, and training continues.
         """
         directory = self._directory()
-        async with self.busy:
+        async with self.busy.job:
             self._taken_at = began = time.monotonic()
             try:
                 folder, size, step = await self._tried(directory)
@@ -224,7 +225,7 @@ class Checkpoints:
                 connected(self._driver, view.used_shards) as shards,
                 quiesced(shards, uuid.uuid4().hex) as quiesce,
             ):
-                restored = await all_of(shard.restore(chosen) for shard in quiesce.shards.values())
+                restored = await all_of(shard.restore(quiesce.name, chosen) for shard in quiesce.shards.values())
                 _check_whole(dict(zip(quiesce.shards, restored, strict=True)), self._driver.shard_maps)
                 await all_of(shard.resume(quiesce.name, CALL_SECONDS) for shard in quiesce.shards.values())
         self._driver.divergence.restart(self._driver.view.consistency.mode)
@@ -242,19 +243,29 @@ class Checkpoints:
     async def _write(self, folder: Path) -> tuple[int, int]:
         """Write a checkpoint; returns its bytes and its step."""
         view, self._nothing = self._driver.view, False
-        async with (
-            connected(self._driver, view.used_shards) as shards,
-            quiesced(shards, uuid.uuid4().hex) as quiesce,
-        ):
-            maps = quiesce.complete(self._driver.shard_maps)
-            if not maps:
-                self._nothing = True
-                raise NotReady("no model has values yet", remedy="wait for the first worker to declare one")
-            facts, targets = self._driver.facts(), quiesce.targets(maps)
-            written = await all_of(
-                shard.write(quiesce.name, targets[number], folder, self._config.full_every)
-                for number, shard in quiesce.shards.items()
-            )
+        async with connected(self._driver, view.used_shards) as shards:
+            await self.busy.pause.acquire()
+            with ExitStack() as paused:
+                paused.callback(self.busy.pause.release)
+                waiting = set(shards)
+
+                def resumed(number: int) -> None:
+                    waiting.discard(number)
+                    if not waiting:
+                        paused.close()
+
+                async with quiesced(shards, uuid.uuid4().hex) as quiesce:
+                    maps = quiesce.complete(self._driver.shard_maps)
+                    if not maps:
+                        self._nothing = True
+                        raise NotReady("no model has values yet", remedy="wait for the first worker to declare one")
+                    facts, targets = self._driver.facts(), quiesce.targets(maps)
+                    written = await all_of(
+                        shard.write(
+                            quiesce.name, targets[number], folder, self._config.full_every, partial(resumed, number)
+                        )
+                        for number, shard in quiesce.shards.items()
+                    )
         check_same_position(positions for positions, _ in written)
         parts = [part for _, parts in written for part in parts]
         manifest = await asyncio.to_thread(commit, folder, list(maps.values()), parts, facts, time.time())

@@ -14,7 +14,7 @@ from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import Consistency
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.move_runner import BREATH_PAUSES
-from ps_server.coordinator.jobs.quiesce import all_of, check_same_position, connected, quiesced
+from ps_server.coordinator.jobs.quiesce import Busy, all_of, check_same_position, connected, quiesced
 from ps_server.coordinator.settings import check_consistency
 
 logger = EventLogger(__name__)
@@ -23,7 +23,7 @@ logger = EventLogger(__name__)
 class ModeRunner:
     """Used on the coordinator's event loop. One change at a time."""
 
-    def __init__(self, driver: Driver, busy: asyncio.Lock) -> None:
+    def __init__(self, driver: Driver, busy: Busy) -> None:
         """``busy`` is locked while shards are paused."""
         self._driver = driver
         self._busy = busy

@@ -20,7 +20,15 @@ from ps_protocol.model.spec import ShardMap
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.jobs.quiesce import Quiesce, ShardControl, all_of, check_same_position, connected, quiesced
+from ps_server.coordinator.jobs.quiesce import (
+    Busy,
+    Quiesce,
+    ShardControl,
+    all_of,
+    check_same_position,
+    connected,
+    quiesced,
+)
 from ps_server.coordinator.placement.move_plan import (
     BucketBytes,
     MoveBatch,
@@ -131,7 +139,7 @@ class MoveRunner:
     committed or aborted even if its caller is gone; later batches do not begin.
     """
 
-    def __init__(self, driver: Driver, busy: asyncio.Lock) -> None:
+    def __init__(self, driver: Driver, busy: Busy) -> None:
         """``busy`` is locked for each batch: a checkpoint may run between two batches, never during one."""
         self._driver = driver
         self._busy = busy

@@ -8,12 +8,15 @@ import uuid
 from collections.abc import AsyncGenerator, Collection
 from typing import Any
 
+from ps_protocol.cluster.view import Role
 from ps_protocol.cluster.weights import PublishAsk, WeightsVersion
 from ps_protocol.errors import NotReady, PsError
 from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.jobs.quiesce import QuiesceLost, all_of, check_same_position, connected, quiesced
+from ps_server.coordinator.jobs.quiesce import Busy, QuiesceLost, all_of, check_same_position, connected, quiesced
+from ps_server.coordinator.publications import PublishPlan
+from ps_server.tasks import first_of
 
 logger = EventLogger(__name__)
 
@@ -27,13 +30,15 @@ class PublishRunner:
     part of the published copy-on-write version; what the shards write after that, they write beside it.
     """
 
-    def __init__(self, driver: Driver, busy: asyncio.Lock) -> None:
-        """``busy`` is locked while shards are paused."""
+    def __init__(self, driver: Driver, busy: Busy) -> None:
+        """Of ``busy`` that part is taken in which shards are paused."""
         self._driver = driver
-        self._busy = busy
+        self._pause = busy.pause
         self._turn = asyncio.Lock()
         #: Kept until they end.
-        self._tasks: set[asyncio.Task[WeightsVersion]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        #: By name, the incarnations of shards that hold no piece of any version, and nothing of the model.
+        self._without: dict[str, set[int]] = {}
         #: Versions that were committed and that were given up, and how long each took, from the ask on.
         self.done = self.failed = 0
         self.times = Histogram()
@@ -50,9 +55,8 @@ class PublishRunner:
         task = asyncio.create_task(self._publish(rank, incarnation, ask, taken), name="publish")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        either: list[asyncio.Future[Any]] = [taken, task]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if taken.done() and not plan.known:
+        await first_of(taken, task)
+        if taken.done() and plan.made is None:
             yield taken.result(), False
         yield (await asyncio.shield(task)).number, True
 
@@ -62,7 +66,7 @@ class PublishRunner:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[WeightsVersion]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # its caller has it, or has gone
@@ -101,10 +105,10 @@ class PublishRunner:
         driver = self._driver
         # Again: the turn of others is over.
         plan = driver.plan_publication(rank, incarnation, ask)
-        if plan.known:
-            return driver.newest_version(ask.name)
+        if plan.made is not None:
+            return plan.made
         async with connected(driver, driver.shard_map(ask.model).holders) as shards:
-            async with self._busy, quiesced(shards, uuid.uuid4().hex) as quiesce:
+            async with self._pause, quiesced(shards, uuid.uuid4().hex) as quiesce:
                 maps = {ask.model: driver.shard_map(ask.model)}
                 _check_shards(ask.model, maps[ask.model].holders, shards)
                 if not quiesce.complete(maps):
@@ -119,8 +123,28 @@ class PublishRunner:
                 check_same_position(reached)
             if not taken.done():
                 taken.set_result(plan.number)
+            task = asyncio.create_task(self._tell_others(ask, plan, set(shards)), name="keep pieces")
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
             pieces = await all_of(shard.finish_piece(ask, plan.number) for shard in shards.values())
             return driver.commit_publication(ask, plan.number, pieces)
+
+    async def _tell_others(self, ask: PublishAsk, plan: PublishPlan, holders: Collection[int]) -> None:
+        """Shards that held a part of earlier versions, and hold nothing of the model any more, remove what is not kept.
+
+        One that does not answer is told with the next version.
+        """
+        live = self._driver.view.live(Role.SHARD)
+        without = self._without.setdefault(ask.name, set())
+        without.intersection_update(member.incarnation for number, member in live.items() if number not in holders)
+        others = [number for number in live if number not in holders and live[number].incarnation not in without]
+        async with connected(self._driver, others) as shards:
+            told = await asyncio.gather(
+                *(shard.keep_pieces(ask, plan) for shard in shards.values()), return_exceptions=True
+            )
+        for number, result in zip(shards, told, strict=True):
+            if result is None and number not in plan.holders:
+                without.add(live[number].incarnation)
 
 
 def _check_shards(model: str, holders: Collection[int], asked: Collection[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,46 @@ from ps_server.checkpoint.messages import part_from_pb
 from ps_server.checkpoint.record import ShardPart
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.publications import PublishPlan
+
+_CAPTURE, _CAPTURE_REPLIES = "/ps_protocol.v1.Shard/Capture", 2
+
+
+class Busy:
+    """Used on the coordinator's event loop: one thing at a time changes the job, and one at a time pauses its shards.
+
+    As a lock it is both, for what pauses shards to change something: a batch of a move, a mode, a restore. A checkpoint
+    has ``job`` until it is written, but ``pause`` for its cut alone. Versions of weights, which change nothing, take
+    ``pause`` alone: they are published while a checkpoint is being written.
+    """
+
+    def __init__(self) -> None:
+        #: Taken first.
+        self.job = asyncio.Lock()
+        self.pause = asyncio.Lock()
+
+    def locked(self) -> bool:
+        """Whether something changes the job, or writes a checkpoint of it."""
+        return self.job.locked()
+
+    async def acquire(self) -> None:
+        """Take both."""
+        await self.job.acquire()
+        try:
+            await self.pause.acquire()
+        except BaseException:
+            self.job.release()
+            raise
+
+    def release(self) -> None:
+        """Give both back."""
+        self.pause.release()
+        self.job.release()
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
 
 
 class ShardControl:
@@ -63,13 +103,34 @@ class ShardControl:
         return POSITION.all_from_pb((await self._call("CatchUp", request, seconds)).models)
 
     async def write(
-        self, name: str, targets: Iterable[ModelPosition], folder: Path, full_every: int
+        self,
+        name: str,
+        targets: Iterable[ModelPosition],
+        folder: Path,
+        full_every: int,
+        resumed: Callable[[], object],
     ) -> tuple[tuple[ModelPosition, ...], list[ShardPart]]:
-        """Catch up to ``targets`` and write a part of a checkpoint; returns the positions and the written part."""
+        """Catch up to ``targets`` and write a part of a checkpoint; returns the positions and the written part.
+
+        ``resumed`` is called once the shard trains on, while it writes.
+        """
         models = POSITION.all_to_pb(targets)
         request = pb.CaptureRequest(quiesce=name, folder=str(folder), models=models, full_every=full_every)
-        reply = await self._call("Capture", request, times.CHECKPOINT_SECONDS)
-        return POSITION.all_from_pb(reply.models), [part_from_pb(part) for part in reply.parts]
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(_CAPTURE)
+        call = method(request.SerializeToString(), timeout=times.CHECKPOINT_SECONDS, metadata=self._metadata)
+        replies = []
+        try:
+            while isinstance(data := await call.read(), bytes):
+                replies.append(pb.CaptureReply.FromString(data))
+                resumed()
+        except grpc.RpcError as error:
+            raise translate(error, self._peer) from error
+        finally:
+            call.cancel()
+        if len(replies) != _CAPTURE_REPLIES:
+            raise Unavailable(f"{self._peer} did not say what it has written", remedy="try again")
+        cut, written = replies
+        return POSITION.all_from_pb(cut.models), [part_from_pb(part) for part in written.parts]
 
     async def take_piece(
         self, name: str, targets: Iterable[ModelPosition], ask: PublishAsk, plan: PublishPlan
@@ -86,6 +147,11 @@ class ShardControl:
         shard = self.member
         return WeightsPiece(shard.index, shard.incarnation, reply.directory, reply.checksum, reply.size_bytes)
 
+    async def keep_pieces(self, ask: PublishAsk, plan: PublishPlan) -> None:
+        """Remove the pieces of versions that are not kept; the shard holds nothing of the model any more."""
+        request = pb.KeepPiecesRequest(name=ask.name, kept=plan.kept, newest=plan.number - 1)
+        await self._call("KeepPieces", request)
+
     async def make_room(self, maps: Iterable[ShardMap], seconds: float) -> None:
         """Prepare memory and log for the next ``maps``; the shard continues meanwhile."""
         await self._call("MakeRoom", pb.MakeRoomRequest(models=map(SHARD_MAP.to_pb, maps)), seconds)
@@ -97,9 +163,9 @@ class ShardControl:
             "StageReshard", pb.StageReshardRequest(quiesce=name, membership_revision=revision, models=models), seconds
         )
 
-    async def restore(self, folder: Path) -> Sequence[str]:
+    async def restore(self, name: str, folder: Path) -> Sequence[str]:
         """Restore the values of a checkpoint; returns the names of the models."""
-        request = pb.RestoreRequest(folder=str(folder))
+        request = pb.RestoreRequest(folder=str(folder), quiesce=name)
         return list((await self._call("Restore", request, times.CHECKPOINT_SECONDS)).models)
 
     async def resume(self, name: str, seconds: float = 1.0, revision: int = 0) -> None:
@@ -187,12 +253,16 @@ async def all_of(calls: Iterable[Any]) -> list[Any]:
 
 
 def check_same_position(reports: Iterable[Sequence[ModelPosition]]) -> None:
-    """Raises QuiesceLost if two shards report different positions of a model."""
+    """Raises QuiesceLost if two shards report different positions of a model.
+
+    The last round applied is not compared: a shard that was killed while the mode left sync has the same pushes without
+    a round, and a round of workers that are gone may be known to some shards only.
+    """
     points: dict[str, tuple[Any, ...]] = {}
     for model in (model for models in reports for model in models):
         accepted = tuple((worker, sequence) for worker, sequence in model.accepted.items() if sequence)
         # While the mode changes, a push may wait for its round on one shard and be applied on another.
-        point = model.phase, model.clock, accepted, tuple(model.open.items())
+        point = accepted, tuple(model.open.items())
         if points.setdefault(model.model, point) != point:
             raise QuiesceLost(
                 f"the shards were not at one point of model '{model.model}'",

@@ -9,12 +9,13 @@ from ps_protocol.cluster.view import ClosedModelAsk
 from ps_protocol.errors import NotReady
 from ps_server.coordinator import times
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.jobs.quiesce import Busy
 
 
 class ReleaseRunner:
     """Used on the coordinator's event loop. One entry in the journal decides a release; shards follow the view."""
 
-    def __init__(self, driver: Driver, busy: asyncio.Lock) -> None:
+    def __init__(self, driver: Driver, busy: Busy) -> None:
         """``busy`` is locked while shards are paused, and for each decision here."""
         self._driver = driver
         self._busy = busy

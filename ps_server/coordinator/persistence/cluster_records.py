@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster.exchange import ExchangeKey
-from ps_protocol.cluster.view import Joined, JoinRequest, Member, MemberStats, MemberStatus, Role
-from ps_protocol.cluster.weights import WeightsPiece, WeightsPin, WeightsVersion
+from ps_protocol.cluster.view import Joined, JoinRequest, Member, MemberStatus
 from ps_protocol.errors import DamagedData, InvalidRequest
-from ps_protocol.model.spec import Consistency, Mode, ShardMap, StalePolicy
-from ps_protocol.records import fields_of
+from ps_protocol.model.spec import Consistency, ShardMap
+from ps_protocol.records import fields_from, fields_of, from_plain, to_plain
 from ps_protocol.wire.convert.exchange import exchange_record_from_bytes, exchange_record_to_bytes
 from ps_protocol.wire.convert.model import shard_map_from_bytes, shard_map_to_bytes
 from ps_server.coordinator.exchanges import CompleteExchange, ExchangeRecords
-from ps_server.coordinator.membership.admission import StateCopies
 from ps_server.coordinator.membership.members import Key, SavedMember
 from ps_server.coordinator.membership.scaling import WantedSize
 from ps_server.coordinator.membership.state import MembershipRecords
@@ -30,6 +28,14 @@ from ps_server.coordinator.settings import JobIdentity
 _NO_EXCHANGES = ExchangeRecords()
 
 _PARTITIONS = (Balanced, FixedShards, MinSize, MaxSize)
+
+#: What is in the row of the cluster; the other fields have rows of their own.
+_CLUSTER = (
+    *("revision", "started", "finished", "released", "consistency", "shards", "spare"),
+    *("moving", "released_models", "wanted"),
+)
+_JOINED = ("lease_seconds", "heartbeat_seconds", "revision", "phase")
+_MEMBERSHIP = ("next_incarnation", "phase", "seen", "newest_state", "copies")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
         reading = "identity"
         identity = _identity_from(json.loads(rows["identity"]))
         reading = "gone"
-        gone = tuple(_status_from(each) for each in json.loads(rows["gone"]))
+        gone = from_plain(tuple[MemberStatus, ...], json.loads(rows["gone"]))
         reading = "data"
         data = json.loads(rows["data"])
         places, maps, complete, uses = {}, {}, {}, dict[str, Mapping[int, int]]()
@@ -104,9 +110,9 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
             elif kind == "map":
                 maps[name] = shard_map_from_bytes(rows[reading])
             elif kind == "uses":
-                uses[name] = {int(rank): life for rank, life in json.loads(rows[reading]).items()}
+                uses[name] = from_plain(dict[int, int], json.loads(rows[reading]))
             elif kind == "publication":
-                publications[name] = _publication_from(json.loads(rows[reading]))
+                publications[name] = from_plain(PublicationRecord, json.loads(rows[reading]))
             elif kind == "exchange":
                 ordinal, _, name = name.partition("/")
                 complete[ExchangeKey(name, int(ordinal))] = CompleteExchange(*exchange_record_from_bytes(rows[reading]))
@@ -115,7 +121,7 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
         reading = "cluster"
         records = _cluster_from(cluster, identity, places, maps, gone, data)
         return replace(records, exchanges=exchanges, uses=uses, publications=publications)
-    except (LookupError, ValueError, TypeError, AttributeError, InvalidRequest, DecodeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError, InvalidRequest, DecodeError) as error:
         raise DamagedData(
             f"the journal {where} is damaged: its row '{reading}' cannot be read",
             actual=f"{type(error).__name__}: {error}",
@@ -158,49 +164,36 @@ def _encode(part: Any) -> bytes:
         case ExchangeRecords():
             plain: Any = {"dropped": dict(part.dropped), "live": list(part.live.items()), "late": sorted(part.late)}
         case JobIdentity():
-            plain = fields_of(part) | {"partition": [type(part.partition).__name__, fields_of(part.partition)]}
+            plain = fields_of(part) | {"partition": [type(part.partition).__name__, to_plain(part.partition)]}
         case ClusterRecords():
-            plain = _cluster_to(part)
-        case PublicationRecord():
-            plain = _publication_to(part)
+            plain = to_plain({**_named(part, _CLUSTER), **_named(part.membership, _MEMBERSHIP)})
         case SavedMember():
             plain = _place_to(part)
-        case tuple():
-            plain = [_status_to(each) for each in part]
+        case PublicationRecord() | tuple():
+            plain = to_plain(part)
         case _:
             plain = part
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
 def _exchanges_from(plain: dict[str, Any], complete: dict[ExchangeKey, CompleteExchange]) -> ExchangeRecords:
-    return ExchangeRecords(complete, plain["dropped"], dict(plain["live"]), frozenset(plain["late"]))
+    others = fields_from(ExchangeRecords, {name: plain[name] for name in ("dropped", "late")})
+    live = dict(from_plain(tuple[tuple[int, int], ...], plain["live"]))
+    return ExchangeRecords(complete=complete, live=live, **others)
 
 
 def _identity_from(plain: dict[str, Any]) -> JobIdentity:
     name, arguments = plain["partition"]
-    rule = {kind.__name__: kind for kind in _PARTITIONS}[name](**arguments)
-    return JobIdentity(**plain | {"partition": rule})
+    rule: Any = from_plain({kind.__name__: kind for kind in _PARTITIONS}[name], arguments)
+    return JobIdentity(partition=rule, **fields_from(JobIdentity, _without(plain, "partition")))
 
 
-def _cluster_to(records: ClusterRecords) -> dict[str, Any]:
-    mode, membership = records.consistency, records.membership
-    return {
-        "next_incarnation": membership.next_incarnation,
-        "revision": records.revision,
-        "phase": membership.phase,
-        "started": records.started,
-        "finished": records.finished,
-        "released": records.released,
-        "consistency": fields_of(mode) | {"mode": mode.mode.value, "stale_policy": mode.stale_policy.value},
-        "seen": sorted((role.value, index) for role, index in membership.seen),
-        "newest_state": {str(shard): incarnation for shard, incarnation in membership.newest_state.items()},
-        "copies": {str(shard): fields_of(copies) for shard, copies in membership.copies.items()},
-        "shards": records.shards,
-        "spare": sorted(records.spare),
-        "moving": records.moving,
-        "released_models": dict(records.released_models),
-        "wanted": _wanted_to(records.wanted),
-    }
+def _named(record: Any, names: Collection[str]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+def _without(plain: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in plain.items() if name not in names}
 
 
 def _cluster_from(
@@ -211,96 +204,29 @@ def _cluster_from(
     gone: tuple[MemberStatus, ...],
     data: dict[str, Any],
 ) -> ClusterRecords:
-    mode = plain["consistency"]
+    membership = fields_from(MembershipRecords, {name: plain[name] for name in _MEMBERSHIP})
     return ClusterRecords(
         identity=identity,
-        revision=plain["revision"],
-        started=plain["started"],
-        finished=plain["finished"],
-        released=plain["released"],
-        consistency=Consistency(
-            **mode | {"mode": Mode(mode["mode"]), "stale_policy": StalePolicy(mode["stale_policy"])}
-        ),
-        membership=MembershipRecords(
-            next_incarnation=plain["next_incarnation"],
-            phase=plain["phase"],
-            seen=frozenset((Role(role), index) for role, index in plain["seen"]),
-            newest_state={int(shard): incarnation for shard, incarnation in plain["newest_state"].items()},
-            copies={int(shard): StateCopies(**copies) for shard, copies in plain["copies"].items()},
-            places=places,
-            gone=gone,
-        ),
+        membership=MembershipRecords(places=places, gone=gone, **membership),
         maps=maps,
         data=data,
-        shards=plain["shards"],
-        spare=frozenset(plain["spare"]),
-        moving=plain["moving"],
-        released_models=plain["released_models"],
-        wanted=_wanted_from(plain["wanted"]),
+        **fields_from(ClusterRecords, _without(plain, *_MEMBERSHIP)),
     )
-
-
-def _wanted_to(wanted: WantedSize) -> dict[str, Any]:
-    plain = fields_of(wanted)
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in plain.items()}
-
-
-def _wanted_from(plain: dict[str, Any]) -> WantedSize:
-    values: dict[str, Any] = {name: frozenset(each) if isinstance(each, list) else each for name, each in plain.items()}
-    return WantedSize(**values)
-
-
-def _publication_to(record: PublicationRecord) -> dict[str, Any]:
-    versions = [
-        fields_of(version)
-        | {"pieces": [fields_of(piece) | {"checksum": piece.checksum.hex()} for piece in version.pieces]}
-        for version in record.versions
-    ]
-    return fields_of(record) | {"versions": versions, "pins": [fields_of(pin) for pin in record.pins]}
-
-
-def _publication_from(plain: dict[str, Any]) -> PublicationRecord:
-    versions = tuple(
-        WeightsVersion(**version | {"pieces": tuple(_piece_from(piece) for piece in version["pieces"])})
-        for version in plain["versions"]
-    )
-    pins = tuple(WeightsPin(**pin) for pin in plain["pins"])
-    return PublicationRecord(**plain | {"versions": versions, "pins": pins})
-
-
-def _piece_from(plain: dict[str, Any]) -> WeightsPiece:
-    return WeightsPiece(**plain | {"checksum": bytes.fromhex(plain["checksum"])})
 
 
 def _place_to(place: SavedMember) -> dict[str, Any]:
     ask, joined = place.application, place.joined
     member = joined.member
     return {
-        "applicant": fields_of(ask) | {"role": ask.role.value},
+        "applicant": to_plain(ask),
         "index": member.index,
         "incarnation": member.incarnation,
-        "lease_seconds": joined.lease_seconds,
-        "heartbeat_seconds": joined.heartbeat_seconds,
-        "revision": joined.revision,
-        "phase": joined.phase,
+        **_named(joined, _JOINED),
     }
 
 
 def _place_from(plain: dict[str, Any], seed: int) -> SavedMember:
-    ask = JoinRequest(**plain["applicant"] | {"role": Role(plain["applicant"]["role"])})
-    member = Member(ask.role, plain["index"], plain["incarnation"], ask.address)
-    joined = Joined(member, plain["lease_seconds"], plain["heartbeat_seconds"], plain["revision"], seed, plain["phase"])
-    return SavedMember(ask, joined)
-
-
-def _status_to(status: MemberStatus) -> dict[str, Any]:
-    member = fields_of(status.member) | {"role": status.member.role.value}
-    return fields_of(status) | {"member": member, "stats": fields_of(status.stats)}
-
-
-def _status_from(plain: dict[str, Any]) -> MemberStatus:
-    member, stats = plain["member"], plain["stats"]
-    member = Member(**member | {"role": Role(member["role"])})
-    # What a former member held is not persisted.
-    stats = MemberStats(**stats | {"log": None, "tables": (), "updates": ()})
-    return MemberStatus(**plain | {"member": member, "stats": stats})
+    ask = from_plain(JoinRequest, plain["applicant"])
+    member = fields_from(Member, {name: plain[name] for name in ("index", "incarnation")})
+    joined = fields_from(Joined, {name: plain[name] for name in _JOINED})
+    return SavedMember(ask, Joined(Member(role=ask.role, address=ask.address, **member), seed=seed, **joined))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from ps_protocol.errors import InvalidRequest, NotReady
 from ps_protocol.model.option_ranges import require_fitting_rule, require_in_range
 from ps_protocol.model.spec import Kind, ModelSpec, Option, ShardMap, Variable
-from ps_protocol.model.tables import RowLife, TableSpec, validate
+from ps_protocol.model.tables import TableSpec, validate
+from ps_protocol.records import to_plain
 from ps_server.coordinator.placement.job_limits import check_limits, check_shapes
 from ps_server.coordinator.placement.variables import PartitionRule, first_map, most_slices
 from ps_server.limits import JobLimits
@@ -130,11 +131,7 @@ def _in_tables(first: ModelSpec, later: ModelSpec) -> Iterator[str]:
     for before in first.tables:
         if after := declared.get(before.name):
             yield from _in_options(f"table '{before.name}'", before.options, after.options)
-            yield from _in_options(f"table '{before.name}'", _life_options(before.life), _life_options(after.life))
-
-
-def _life_options(life: RowLife) -> dict[str, Option]:
-    return asdict(life) | {"eviction": life.eviction.value}
+            yield from _in_options(f"table '{before.name}'", to_plain(before.life), to_plain(after.life))
 
 
 def _in_options(where: str, before: Mapping[str, Option], after: Mapping[str, Option]) -> Iterator[str]:

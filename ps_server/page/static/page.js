@@ -19,6 +19,8 @@ window.ps = window.ps || {};
         workers: new ps.Table($("workers"), "worker", ps.COLUMNS.workers, named, true),
         shards: new ps.Table($("shards"), "shard", ps.COLUMNS.shards, named, true),
         tables: new ps.Table($("tables"), "table", ps.COLUMNS.tables, (row) => (row.model === "model" ? row.table : `${row.model}: ${row.table}`), true),
+        publications: new ps.Table($("publications"), "name", ps.COLUMNS.publications, named, true),
+        readers: new ps.Table($("readers"), "reader", ps.COLUMNS.readers, (row) => `${row.publication}: ${row.name}`, true),
         checkpoints: new ps.Table($("checkpoints"), "written", ps.COLUMNS.checkpoints, (row) => ps.time(row.at_seconds, true), false),
       };
       this.charts = new Map();
@@ -36,7 +38,10 @@ window.ps = window.ps || {};
         document.title = (this.head.alerts.length ? `(${this.head.alerts.length}) ` : "") + `${this.head.state} · ${$("title").textContent}`;
         ps.drawAlerts($("alerts"), this.head.alerts);
       }
-      for (const name of ["workers", "shards", "tables", "checkpoints"]) if (message[name]) this.takeTable(name, ps.objects(message[name]));
+      if (message.clock) ps.now = message.clock.at;
+      for (const name of ["workers", "shards", "tables", "publications", "readers", "checkpoints"]) if (message[name]) this.takeTable(name, ps.objects(message[name]));
+      if (message.publications || message.readers) this.countReaders();
+      else if (message.clock && this.tables.publications.data.length) this.tables.publications.update(this.tables.publications.data);
       if (message.placement) this.takePlacement(ps.objects(message.placement));
       if (message.curves) this.takeCurves(message.curves);
       if (message.events) ps.addEvents($("events"), message.events, EVENTS);
@@ -45,11 +50,19 @@ window.ps = window.ps || {};
     takeTable(name, rows) {
       if (name === "checkpoints") rows.reverse();
       this.tables[name].update(rows);
-      if (name === "tables" || name === "checkpoints") $(name).closest("section").hidden = !rows.length;
+      if (name === "tables" || name === "publications" || name === "checkpoints") $(name).closest("section").hidden = !rows.length;
       if (name !== "workers") return;
       const workers = rows.filter((row) => !row.evaluator);
       if (workers.length >= MANY) ps.drawSpeeds($("speeds"), workers);
       else $("speeds").hidden = true;
+    }
+    // Of many readers those that are furthest behind are told.
+    countReaders() {
+      const shown = this.tables.readers.data.length;
+      const more = this.tables.publications.data.reduce((sum, row) => sum + row.readers, 0) - shown;
+      $("readers").closest("div").hidden = !shown;
+      $("more-readers").hidden = more <= 0;
+      $("more-readers").textContent = `and ${more} more readers`;
     }
     takePlacement(entries) {
       const figures = [], models = [...new Set(entries.map((entry) => entry.model))];

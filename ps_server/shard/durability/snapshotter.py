@@ -6,7 +6,6 @@ import asyncio
 import time
 from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -26,6 +25,7 @@ from ps_server.shard.execution.executor import INLINE_WORK_BYTES, ShardExecutor
 from ps_server.shard.reconcile import moved_on
 from ps_server.state.blocks import Block, blocks_of, buckets_of, save_group
 from ps_server.state.model_state import ModelState
+from ps_server.tasks import first_of
 
 if TYPE_CHECKING:
     from ps_server.tables.saves import TableSave
@@ -126,7 +126,7 @@ class Snapshotter:
         small = self._rule.log_bytes < _SMALL_BYTES
         interval_seconds = times.SNAPSHOT_LOOK_SECONDS / (5 if small else 1)
         while not self._stopping.is_set():
-            await self._pause(interval_seconds)
+            await first_of(self._stopping.wait(), seconds=interval_seconds)
             self._look(interval_seconds)
             outrun = self._outrun()
             if (outrun or self._due()) and not self._stopping.is_set():
@@ -163,12 +163,7 @@ class Snapshotter:
             self.failures += 1
             self._log.snapshot_failure = str(error)
             logger.error("snapshot.failed", "shard %d: no snapshot: %s", self._folder.identity.shard, error)
-            await self._pause(times.FULL_RETRY_SECONDS)
-
-    async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
+            await first_of(self._stopping.wait(), seconds=times.FULL_RETRY_SECONDS)
 
     async def take(self, logs: Callable[[], Awaitable[None]] | None = None) -> None:
         """Make one snapshot now, if there is anything that no snapshot has. Raises OSError, PsError.
@@ -257,7 +252,7 @@ class Snapshotter:
                 raise _SlicesMove("no snapshot begins while slices move")
             loads = [model.loads for model in models]
             writer = await to_thread(SnapshotWriter, self._folder.snapshots, number)
-            with writer:
+            try:
                 saves = [await self._write_model(writer, model) for model in models]
                 if loads != [model.loads for model in models]:
                     continue
@@ -274,6 +269,8 @@ class Snapshotter:
                 log.saved, log.snapshot_failure = Saved(snapshot.number, begun_bytes, begun_at, begun_lost), ""
                 self._grown_bytes = log.unsaved_room_bytes
                 return writer.written_bytes
+            finally:
+                await to_thread(writer.close)
 
     async def _write_model(self, writer: SnapshotWriter, model: SnapshotSource) -> Sequence[TableSave]:
         """Returns the copies of its tables, to be ended when the snapshot is whole."""

@@ -22,6 +22,7 @@ from ps_server.shard.durability.snapshotter import SnapshotSource, Snapshotter
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.state.model_state import ModelState
 from ps_server.tables.row_memory import RowMemory
+from ps_server.tasks import cancelled, seen
 
 logger = EventLogger(__name__)
 
@@ -237,8 +238,7 @@ class Storage:
             return
         # A cancelled caller does not wait for the snapshot: a thread may be writing.
         self._keeping = asyncio.create_task(self._snapshotter.take(logs), name="keep")
-        self._keeping.add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.shield(self._keeping)
+        await asyncio.shield(seen(self._keeping))
 
     async def give_up_snapshots(self) -> None:
         """Stop taking snapshots; an unfinished one leaves no files."""
@@ -260,8 +260,7 @@ class Storage:
             except (OSError, PsError) as error:
                 logger.error("snapshot.failed", "no snapshot at the end, the log has everything: %s", error)
         if self._sampling:
-            self._sampling.cancel()
-            await asyncio.wait([self._sampling])
+            await cancelled(self._sampling)
         if self._durable:
             await self._executor.submit(self._durable.close, 0)
         if self._folder:

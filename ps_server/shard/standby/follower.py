@@ -29,9 +29,9 @@ from ps_server.log.snapshots import ModelPart, SnapshotWriter
 from ps_server.shard.durability.snapshotter import PassiveReplica
 from ps_server.shard.durability.storage import Storage
 from ps_server.shard.execution.executor import ShardExecutor
-from ps_server.shard.execution.tasks import finished
 from ps_server.state.apply import Replay
 from ps_server.state.blocks import Block
+from ps_server.tasks import cancelled, finished
 
 logger = EventLogger(__name__)
 
@@ -118,8 +118,7 @@ class LogFollower:
                 while True:
                     await self._take(list(parser.feed(await self._chunk(call))), whole=True)
             finally:
-                saying.cancel()
-                await asyncio.wait([saying])
+                await cancelled(saying)
 
     async def _go_on(self, incarnation: int) -> None:
         """Continue: the state is a prefix of the log of ``incarnation``."""
@@ -195,12 +194,14 @@ class LogFollower:
         self._storage.recovered.clear()
         await self._executor.submit(lambda: self._empty(number), 1 << 62)
         writer = await to_thread(SnapshotWriter, self._folder.snapshots, number)
-        with writer:
+        try:
             through = await self._receive(call, writer)
             while self._log.number < through:
                 await self._take(list(parser.feed(await self._chunk(call))), whole=False)
             await finished(to_thread(self._log.flush, number))
             await finished(to_thread(writer.commit, through, log_goes_on=True))
+        finally:
+            await finished(to_thread(writer.close))
         await finished(to_thread(self._folder.holds_snapshot, through))
         self._folder.belongs_to(incarnation)
         rows = self._storage.row_memory

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from asyncio import to_thread
 from collections.abc import Sequence
-from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
@@ -33,11 +32,11 @@ from ps_server.log.reader import LogReader
 from ps_server.optimizers.state import describe, tensor_bytes
 from ps_server.serving.authorization import check_member
 from ps_server.shard.durability.replication import Replication, Tell
-from ps_server.shard.execution.tasks import run_together, seen
 from ps_server.shard.registry import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.transport.grpc_stream import Context, read, read_soon, write
 from ps_server.state.blocks import blocks_of, buckets_of
+from ps_server.tasks import Conditions, cancelled, run_together, seen
 
 logger = EventLogger(__name__)
 
@@ -51,7 +50,7 @@ class LogFeed:
         self._log = log
         self._replication = replication
         self._news = asyncio.Event()
-        self._heard = asyncio.Event()
+        self._heard = Conditions()
         self._woken = False
         self._running: asyncio.Task[None] | None = None
         self._start = pb.FollowStart()
@@ -122,17 +121,13 @@ class LogFeed:
         """Wait until the standby has the whole log, is lost, or a time limit has passed. Nothing is appended
         meanwhile.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(times.END_SECONDS):
-                while self.followed and self._replication.acknowledged < self._log.number:
-                    self._heard.clear()
-                    await self._heard.wait()
+        log, replication = self._log, self._replication
+        await self._heard.until(lambda: not self.followed or replication.acknowledged >= log.number, times.END_SECONDS)
 
     async def stop(self) -> None:
         """End the stream that is open, if one is."""
         if (running := self._running) is not None:
-            running.cancel()
-            await asyncio.wait([running])
+            await cancelled(running)
 
     def _check(self, start: pb.FollowStart) -> None:
         if start.protocol_version != PROTOCOL_VERSION:
@@ -181,7 +176,7 @@ class LogFeed:
             await run_together(self._hear(context), self._send(context, start))
         finally:
             log.on_append = None
-            self._heard.set()
+            self._heard.wake()
             replication.lost()
             self._timer = self._loop.call_later(times.PATIENCE_SECONDS, self._let_go)
 
@@ -204,7 +199,7 @@ class LogFeed:
             acknowledged = message.acknowledged
             self._replication.acknowledge(acknowledged)
             self._log.read_from = acknowledged + 1
-            self._heard.set()
+            self._heard.wake()
 
     async def _send(self, context: Context, start: pb.FollowStart) -> None:
         reader = LogReader(self._log, start.number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership, OnFenced, OnView, log_waiting
@@ -14,6 +13,7 @@ from ps_protocol.errors import Fenced, InternalError, NotReady, StorageFull, Una
 from ps_protocol.logs import EventLogger
 from ps_server.shard import times
 from ps_server.shard.standby.follower import LogFollower, StandbyPlace
+from ps_server.tasks import cancelled, first_of
 
 logger = EventLogger(__name__)
 
@@ -72,6 +72,9 @@ class Standby:
                 else:
                     await self._news(times.RETRY_SECONDS)
             return None
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
         finally:
             await asyncio.to_thread(standby.leave, reason)
 
@@ -145,8 +148,7 @@ class Standby:
             while self._holder() == holder and not self._stop.is_set() and not following.done():
                 await self._news(1.0, following)
         finally:
-            following.cancel()
-            await asyncio.wait([following])
+            await cancelled(following)
         if not following.cancelled():
             following.result()
 
@@ -165,12 +167,7 @@ class Standby:
 
     async def _news(self, seconds: float, *others: asyncio.Future[None]) -> None:
         """Wait until the view has changed, one of ``others`` is done, or a time limit has passed. Raises Fenced."""
-        news = asyncio.create_task(self._changed.wait())
-        stopping = asyncio.create_task(self._stop.wait())
-        either: list[asyncio.Future[Any]] = [news, stopping, *others]
-        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        news.cancel()
-        stopping.cancel()
+        await first_of(self._changed.wait(), self._stop.wait(), *others, seconds=seconds)
         self._changed.clear()
         if self._fenced:
             raise self._fenced
@@ -181,10 +178,8 @@ async def joined(
 ) -> Membership | None:
     """Become a member; None if stopped before the coordinator answers. Raises as Membership.join."""
     joining = asyncio.ensure_future(asyncio.to_thread(Membership.join, client, spec, timeout_seconds, log_waiting))
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([joining, stopping], return_when=asyncio.FIRST_COMPLETED)
+    await first_of(joining, stop.wait())
     if joining.done():
-        stopping.cancel()
         return joining.result()
     client.close()  # ends the attempt in the other thread
     await asyncio.gather(joining, return_exceptions=True)

@@ -26,6 +26,7 @@ from ps_server.shard.step.applier import Applier, Combined, combined
 from ps_server.shard.step.push import IncomingPush
 from ps_server.state.region import RegionPool
 from ps_server.state.replica import Step
+from ps_server.tasks import Conditions
 
 AskNorm = Callable[[int, str, int, Position], Awaitable[float]]
 """The part of another shard: its number, model, epoch, position. Returns when that is known, however long it takes."""
@@ -145,7 +146,8 @@ class ClippedRounds:
         self._exchange: asyncio.Task[None] | None = None
         #: The closed round, once all parts of its norm are known.
         self._settled: tuple[float, JoinedRound] | None = None
-        self._askers: set[asyncio.Future[None]] = set()
+        #: What the tracker knows.
+        self._changes = Conditions()
 
     @property
     def is_closed(self) -> bool:
@@ -168,33 +170,25 @@ class ClippedRounds:
                 self._exchange = asyncio.create_task(self._settle(pushes), name="round norm")
                 break
             rounds.append(self._tracker.take_closed(0.0))
-        self._answer()
+        self._changes.wake()
         return rounds
 
     async def part(self, position: Position) -> float | None:
         """What this shard adds to the squared norm of a round; None: not known after a while. Raises what stopped the
         model.
         """
-        try:
-            async with asyncio.timeout(times.NORM_SECONDS):
-                while True:
-                    self._applier.gate.check()
-                    if (known := self._tracker.part_of_norm(position)) is not None:
-                        return known
-                    asker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._askers.add(asker)
-                    try:
-                        await asker
-                    finally:
-                        self._askers.discard(asker)
-        except TimeoutError:
-            return None
+        gate, tracker = self._applier.gate, self._tracker
+        await self._changes.until(
+            lambda: gate.closed is not None or tracker.part_of_norm(position) is not None, times.NORM_SECONDS
+        )
+        gate.check()
+        return tracker.part_of_norm(position)
 
     def stop(self) -> None:
         """The model is stopped: no round is taken any more."""
         if self._exchange is not None:
             self._exchange.cancel()
-        self._answer()
+        self._changes.wake()
 
     async def _settle(self, infos: Sequence[PushInfo]) -> None:
         norms, position = self._tracker.norms, infos[0].position
@@ -204,7 +198,7 @@ class ClippedRounds:
         cost = self._layout.region_bytes + sum(push.rows.cost for push in pushes if push.rows)
         try:
             norms.part = await asyncio.shield(self._executor.submit(lambda: joined.join(pool, tables), cost))
-            self._answer()
+            self._changes.wake()
             norms.waits_for = f"the gradient norm of {position} on {_named(self._others)}"
             epoch = self._layout.shard_map.epoch
             asked = (self._ask(shard, self._name, epoch, position) for shard in self._others)
@@ -223,12 +217,6 @@ class ClippedRounds:
             return
         self._exchange, self._settled = None, (norms.part, joined)
         self._advance()
-
-    def _answer(self) -> None:
-        """What the tracker knows may have changed."""
-        for asker in self._askers:
-            if not asker.done():
-                asker.set_result(None)
 
 
 def _named(shards: Sequence[int]) -> str:

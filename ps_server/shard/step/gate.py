@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from typing import TypeVar
 
 from ps_protocol.errors import PsError
 from ps_server.consistency import PushInfo, WorkerKey
+from ps_server.tasks import Conditions
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Gate:
         self.paused = False
         #: The last sequence of each worker that may pass; None: everything may.
         self._targets: Mapping[WorkerKey, int] | None = None
-        self._changed = asyncio.Event()
+        self._conditions = Conditions()
 
     def admit(self, targets: Mapping[WorkerKey, int]) -> None:
         """Let pushes pass up to these sequences, and no others."""
@@ -78,33 +78,27 @@ class Gate:
 
         Raises what the gate was closed with.
         """
-        self.check()
-        while (targets := self._targets) is not None:
-            passing = [each.sequence <= targets.get(each.worker, 0) for each in push.contributions]
-            if any(passing):
-                return all(passing)
-            await self.changed()
-            self.check()
-        return True
+
+        def passing() -> list[bool]:
+            targets = self._targets
+            return [targets is None or each.sequence <= targets.get(each.worker, 0) for each in push.contributions]
+
+        await self.until(lambda: any(passing()))
+        return all(passing())
 
     async def opened(self) -> None:
         """Returns when everything may pass. Raises what the gate was closed with."""
-        self.check()
-        while self._targets is not None:
-            await self.changed()
-            self.check()
+        await self.until(lambda: self._targets is None)
 
     async def closing(self) -> None:
         """Raises what closes the gate, when it is closed."""
-        while self.closed is None:
-            await self.changed()
+        await self.until(lambda: False)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Returns when ``true()`` is so, which is asked after each ``notify``. Raises what the gate was closed with."""
+        await self._conditions.until(lambda: self.closed is not None or true())
         self.check()
 
     def notify(self) -> None:
-        """Wake the callers of ``changed``: the gate or the model has changed."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def changed(self) -> None:
-        """Returns after the next ``notify``."""
-        await self._changed.wait()
+        """The gate or the model has changed."""
+        self._conditions.wake()

@@ -33,7 +33,6 @@ from ps_server.log.snapshots import ModelPart
 from ps_server.optimizers.state import StateEntry
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.execution.executor import ShardExecutor
-from ps_server.shard.execution.tasks import Timer
 from ps_server.shard.step.applier import Applier, Due
 from ps_server.shard.step.clipped import AskNorm, ClippedRounds, ClippedSteps
 from ps_server.shard.step.connections import Connections
@@ -47,6 +46,7 @@ from ps_server.shard.step.values import ModelValues
 from ps_server.state.blocks import Block
 from ps_server.state.lent_regions import LentRegions
 from ps_server.state.model_state import ModelState
+from ps_server.tasks import Timer
 
 if TYPE_CHECKING:
     from ps_server.state.blocks import Group, Wanted
@@ -205,6 +205,11 @@ class ShardModel:
             self.supplied.add(worker)
         self._advance()
         return position
+
+    def answered(self, worker: WorkerKey, sequence: int) -> None:
+        """See Tracker. A quiesce that waits for one of these pushes goes on."""
+        if self.tracker.answered(worker, sequence):
+            self.gate.notify()
 
     def arrive(self, worker: WorkerKey, phase: int) -> None:
         """A worker entered the barrier that ends ``phase``. Raises Fenced."""

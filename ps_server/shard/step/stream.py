@@ -36,7 +36,6 @@ from ps_server.shard import times
 from ps_server.shard.byte_budget import FREE_BYTES, ByteBudgets
 from ps_server.shard.counters import Counters
 from ps_server.shard.execution.executor import INLINE_WORK_BYTES
-from ps_server.shard.execution.tasks import in_thread, run_together
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.options import merge_options, merge_row_options
 from ps_server.shard.step.published import Published, UnchangedSlices
@@ -46,6 +45,7 @@ from ps_server.shard.step.pushed_rows import PushedRows, RequestedLookup, announ
 from ps_server.shard.step.staging import Staging
 from ps_server.shard.transport.base import AT_ONCE_BYTES, ServerTransport
 from ps_server.state.region import Region
+from ps_server.tasks import in_thread, run_together
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from ps_protocol.wire.chunks import STEP_REPLIES, STEP_REQUESTS, ChunkReceiver
 from ps_protocol.wire.convert.step import reply_to_bytes, reply_to_pieces, request_from_bytes
 from ps_protocol.wire.frames import CHUNK_BYTES
 from ps_server.limits import FIRST_MESSAGE, LimitCounts
-from ps_server.shard.execution.tasks import seen
 from ps_server.shard.transport.base import AtOnce, no_segments
 from ps_server.state.region import Region
+from ps_server.tasks import seen
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 

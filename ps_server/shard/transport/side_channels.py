@@ -23,6 +23,7 @@ from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import BulkSecurity
+from ps_protocol.weights.memory import Room
 from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_protocol.wire.socket_messages import TOKEN_BYTES
@@ -35,6 +36,7 @@ from ps_server.shard.transport.base import ServerTransport
 from ps_server.shard.transport.grpc_stream import GrpcServerTransport
 from ps_server.shard.transport.socket_stream import SocketServerTransport
 from ps_server.state.region import Region
+from ps_server.tasks import first_of
 
 logger = EventLogger(__name__)
 logging.getLogger(__name__).addFilter(LogLimit())
@@ -55,9 +57,11 @@ Lend = Callable[[int], Sequence[Region]]
 class Offer:
     """The side channels offered to one stream. Lives on the event loop."""
 
-    def __init__(self, layout: Layout | None, lend: Lend) -> None:
+    def __init__(self, layout: Layout | None, lend: Lend, memory: Room | None = None) -> None:
         #: None: nothing is pushed here.
         self.layout = layout
+        #: What is handed over in the place of memory for pushes. It is not used for something else meanwhile.
+        self.memory = memory
         #: Gives regions for gradients that the worker maps, called in a helper thread.
         self.lend = lend
         self.channels: list[SideChannel] = []
@@ -73,14 +77,13 @@ class Offer:
 
     async def taken(self, seconds: float) -> SocketServerTransport | None:
         """The side channel, once the client has confirmed it; None: it has not in this time."""
-        await asyncio.wait([self.confirmed], timeout=seconds)
+        await first_of(self.confirmed, seconds=seconds)
         return self.confirmed.result() if self.confirmed.done() else None
 
     async def chosen(self, anchor: GrpcServerTransport) -> ServerTransport:
         """What the worker begins to use: a side channel, or the stream itself. Raises as ``ServerTransport`` does."""
         first = anchor.begun()
-        either: list[asyncio.Future[Any]] = [first, self.confirmed]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(first, self.confirmed)
         if self.confirmed.done():
             return self.confirmed.result()
         self.confirmed.cancel()
@@ -122,6 +125,11 @@ class SideChannels:
         return self._config.token_seconds
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether processes of this host may map memory of this one."""
+        return self._unix is not None
+
+    @property
     def port(self) -> int | None:
         """TCP port of the bulk transport."""
         return self._tcp.getsockname()[1] if self._tcp else None
@@ -138,18 +146,22 @@ class SideChannels:
 
     @contextmanager
     def offer(
-        self, transports: Sequence[Transport | None], layout: Layout | None = None, lend: Lend = lambda number: ()
+        self,
+        transports: Sequence[Transport | None],
+        layout: Layout | None = None,
+        lend: Lend = lambda number: (),
+        memory: Room | None = None,
     ) -> Iterator[Offer]:
         """Offer what the worker asked for and this shard has. At the end of the block the tokens expire.
 
-        ``layout``: of the model whose gradients come there; None: none do, and no memory is shared. ``lend`` gives
-        regions for gradients that the worker maps, as ``LentRegions.take`` of this worker.
+        ``layout``: of the model whose gradients come there; None: none do. ``lend`` gives regions for gradients that
+        the worker maps, as ``LentRegions.take`` of this worker. ``memory``, which has a segment, is what a reader maps.
         """
-        offer = Offer(layout, lend)
+        offer = Offer(layout, lend, memory)
         tokens = []
         for transport in dict.fromkeys(transports):
             token = secrets.token_bytes(TOKEN_BYTES)
-            channel = self._channel(transport, token, layout)
+            channel = self._channel(transport, token, offer)
             if channel is not None and transport is not None:
                 tokens.append(token)
                 self._tokens[token] = offer, transport
@@ -165,9 +177,11 @@ class SideChannels:
             if not offer.confirmed.cancelled():
                 offer.confirmed.result().close()
 
-    def _channel(self, transport: Transport | None, token: bytes, layout: Layout | None) -> SideChannel | None:
-        if transport is Transport.SHM and self._unix is not None and layout is not None and layout.holds_any:
-            return SideChannel(transport, token, name=str(self._unix.path))
+    def _channel(self, transport: Transport | None, token: bytes, offer: Offer) -> SideChannel | None:
+        if transport is Transport.SHM and self._unix is not None:
+            if offer.memory is not None or (offer.layout is not None and offer.layout.holds_any):
+                return SideChannel(transport, token, name=str(self._unix.path))
+            return None
         if transport is Transport.BULK and self.port is not None:
             return SideChannel(transport, token, port=self.port, tls=self._context is not None)
         return None
@@ -252,6 +266,9 @@ class SideChannels:
         offer, _ = found
         if kind is Transport.BULK:
             await transport.send(AttachedChannel())
+            return offer
+        if offer.memory is not None:
+            await transport.hand_over(offer.memory)
             return offer
         segments = await asyncio.to_thread(offer.lend, min(message.segments or 1, MAX_GRADIENT_SEGMENTS))
         await transport.share(segments, _rooms(offer.layout))

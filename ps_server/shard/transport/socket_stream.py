@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ps_protocol import times
@@ -14,6 +15,7 @@ from ps_protocol.cluster.requests import StepRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
+from ps_protocol.weights.memory import Room
 from ps_protocol.wire.carrier import Carrier
 from ps_protocol.wire.convert.step import reply_to_pieces, request_from_bytes
 from ps_protocol.wire.shared_memory import Recent, SharedMemory
@@ -26,9 +28,9 @@ from ps_protocol.wire.socket_messages import (
     framed_pieces,
 )
 from ps_protocol.wire.tls_carrier import TlsCarrier
-from ps_server.shard.execution.tasks import in_thread
 from ps_server.shard.transport.base import AT_ONCE_BYTES, AtOnce, no_segments
 from ps_server.state.region import Region
+from ps_server.tasks import in_thread
 
 
 class Later(enum.Enum):
@@ -113,6 +115,16 @@ class SocketServerTransport:
             descriptors += [room.fd for room in rooms]
         segment_bytes = segments[0].layout.region_bytes if segments else 0
         await self._send(AttachedChannel(segment_bytes, len(rooms[0].bytes) if rooms else 0), descriptors=descriptors)
+
+    async def hand_over(self, room: Room) -> None:
+        """Answer Attach with the memory of ``room``, which nobody writes while it is lent. Raises OSError."""
+        assert room.segment is not None
+        room.segment.seal()
+        descriptor = room.segment.lend()
+        try:
+            await self._send(AttachedChannel(len(room.data)), descriptors=[descriptor])
+        finally:
+            os.close(descriptor)
 
     # -- reading
 
@@ -344,9 +356,20 @@ class SocketServerTransport:
         answer.payload_bytes = sum(map(len, payload))
         await self._send(answer, payload)
 
-    async def send_bytes(self, pieces: Sequence[memoryview]) -> None:
-        """Send ``pieces`` as they are, without framing; returns when they are not read any more."""
-        await self._in_thread(lambda: self._carrier.send_all(pieces))
+    async def send_bytes(self, pieces: Iterable[memoryview]) -> None:
+        """Send ``pieces`` as they are, without framing; returns when they are not read any more.
+
+        Those that are made one by one are made in the thread that sends them; what that raises is raised here.
+        """
+
+        def send() -> None:
+            if isinstance(pieces, Sequence):
+                self._carrier.send_all(pieces)
+                return
+            for piece in pieces:
+                self._carrier.send_all([piece])
+
+        await self._in_thread(send)
 
     def room(self, size: int) -> memoryview | None:
         """The memory for rows, for the next ``send_rows``."""

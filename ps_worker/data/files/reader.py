@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ps_protocol.errors import DamagedData
+from ps_protocol.interruptible import next_item
 from ps_worker.data.files.columns import ColumnSpec, Decoder, RowPlace, Value, cut, libraries
 from ps_worker.data.files.formats import FileReader, GroupRows
 from ps_worker.data.files.layout import FileLayout, Group, Run
@@ -221,7 +222,7 @@ class ReadAhead:
 
     def take(self) -> Window:
         """The next window. Raises what reading it raised; then nothing more comes."""
-        made = self._made.get()
+        made = next_item(self._made)
         if isinstance(made, BaseException):
             self.close()
             raise made

@@ -21,7 +21,7 @@ from ps_server.cli.launcher.rehearse import Rehearsals, Rehearsed, show
 from ps_worker.rehearsal import turns
 from tests.cli import forked
 from tests.recovery.zygote import shared
-from tests.support.length import choose
+from tests.support.length import choose, few
 from tests.worker.data.files.made import parquet
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -211,7 +211,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
+@pytest.mark.parametrize("mode", few(["sync", "ssp", "async"]))
 @pytest.mark.parametrize(
     "name", choose(list(WHOLE), ["a worker that is early in a collective call", "an import of trainers"])
 )
@@ -413,7 +413,7 @@ with ps_worker.connect() as cluster:
 """
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", few(["async", "sync"]))
 def test_a_script_that_reads_files_is_rehearsed(tmp_path, mode):
     parquet(tmp_path / "a.parquet", range(700), group=300)
     done = rehearse(tmp_path, FILES, "--mode", mode)

@@ -18,17 +18,17 @@ from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, gpu
 from ps_server.cli.launcher.supervisor import JobPlan, JobSupervisor
 from tests.cli import forked
 from tests.recovery.zygote import shared
-from tests.support.length import choose
+from tests.support.length import few
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 #: Of any strategy, also of one whose updates are stale.
 LESSONS = ("--epochs", "4", "--expect-accuracy", "0.7")
 
-STRATEGIES = ["one_device", "mirrored", "parameter_server", "central_storage", "multi_worker_mirrored"]
+STRATEGIES = ["parameter_server", "central_storage", "mirrored", "one_device", "multi_worker_mirrored"]
 
 
-@pytest.mark.parametrize("name", choose(STRATEGIES, STRATEGIES[:4]))
+@pytest.mark.parametrize("name", few(STRATEGIES, 3))
 def test_one_script_learns_under_every_strategy(tmp_path, name):
     shared().load("sklearn.datasets")
     workers = ("--workers", "2") if name != "one_device" else ()

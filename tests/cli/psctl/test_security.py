@@ -75,7 +75,7 @@ def test_status_is_for_every_role_and_the_mode_for_admins(secured):
             assert "SetConsistency needs the role admin" in changed.output
 
 
-def test_what_is_missing_is_said_in_one_line(secured, monkeypatch):
+def test_what_is_missing_is_said_in_one_line(secured, monkeypatch, tmp_path):
     # A busy machine answers late.
     monkeypatch.setattr(connection, "why_unreachable", partial(why_unreachable, timeout_seconds=60.0))
     job, folder = secured
@@ -86,6 +86,10 @@ def test_what_is_missing_is_said_in_one_line(secured, monkeypatch):
     waits = psctl("wait", "--for", "finished", *at)
     assert waits.exit_code == 1
     assert "speaks TLS, and this process does not" in waits.output
+    monkeypatch.setattr("ps_protocol.times.HINT_SECONDS", 0.5)
+    follows = psctl("weights", "follow", "policy", "--dir", str(tmp_path), *at)
+    assert (follows.exit_code, follows.output.count("\n")) == (1, 1)
+    assert "speaks TLS, and this process does not" in follows.output
     given = environment(folder, "viewer")
     without_certificate = psctl("status", *at, **{**given, "PS_TLS_CERT": None, "PS_TLS_KEY": None})
     assert without_certificate.exit_code == 1

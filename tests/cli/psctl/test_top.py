@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -19,11 +20,12 @@ from rich.console import Console
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.history import Curve, Curves, JobHistory
 from ps_protocol.cluster.view import TOOK_OVER, JoinRequest, LogCounts, Member, MemberStats, Role
+from ps_protocol.cluster.weights import WeightsReader
 from ps_server.cli.psctl import main
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
 from ps_server.glance.terminal import NO_LIMIT, glance_view, short, spark
-from tests.glance.jobs import entry, history, shard, worker
+from tests.glance.jobs import entry, history, publication, shard, worker
 from tests.support.coordinators import running_coordinator
 
 
@@ -198,6 +200,57 @@ def test_many_workers_are_cut_to_the_terminal_those_that_matter_first() -> None:
 def test_names_from_outside_do_not_reach_the_terminal_as_they_are() -> None:
     found = shown(history(worker(0, metrics={"\x1b[2Jloss": 1.0}, transport="\x1b]0;x"), shard(0)))
     assert "\x1b" not in found
+
+
+def published(readers: int = 0, **more: Any) -> JobHistory:
+    late = [
+        WeightsReader(str(at), "h\x1b[2J" + "o" * 10_000, at, 3, 5_000_000, 2_000_000, 0.0) for at in range(readers)
+    ]
+    return history(worker(0), shard(0), publications=(publication("policy", *late, **more), publication("value")))
+
+
+def test_published_weights_are_shown_with_the_readers_that_are_furthest_behind() -> None:
+    sums = {"delta_bytes": 9_000_000, "full_bytes": 4_000_000, "saved_bytes": 36_000_000}
+    found = shown(published(20, reader_count=10_000, relayed_readers=50, **sums))
+    (line,) = [line for line in found.splitlines() if line.startswith("weights policy")]
+    assert line.split()[2:] == [
+        "7",
+        "70",
+        "1:30",
+        "5000",
+        "10000",
+        "50",
+        "4",
+        "9.0MB",
+        "/",
+        "4.0MB,",
+        "saved",
+        "36.0MB",
+    ]
+    assert sum(line.startswith("reader ") for line in found.splitlines()) == 4
+    assert "and 9996 more readers" in found
+    assert "\x1b" not in found
+
+
+def test_readers_that_have_the_newest_version_take_no_line() -> None:
+    found = shown(history(worker(0), shard(0), publications=(publication("policy", reader_count=3),)))
+    assert "weights policy" in found
+    assert "more readers" not in found
+
+
+@pytest.mark.parametrize("width", [40, 80, NO_LIMIT])
+def test_published_weights_fit_a_narrow_terminal(width: int) -> None:
+    lines = shown(published(20), width=width).splitlines()
+    assert any("weights policy" in line and " 7" in line for line in lines)
+    assert all(len(line.rstrip()) <= min(width, 300) for line in lines)
+
+
+def test_of_many_names_the_first_are_shown() -> None:
+    names = tuple(publication(f"name{at:02}") for at in range(64))
+    found = shown(history(worker(0), shard(0), publications=names), height=40)
+    assert "weights name07" in found
+    assert "and 56 more names" in found
+    assert len(found.splitlines()) <= 40
 
 
 @pytest.mark.parametrize(

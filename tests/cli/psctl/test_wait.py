@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import JoinRequest, Role
+from ps_protocol.launch.ports import free_port
 from ps_server.cli.psctl import main, wait
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import running_coordinator, stopped_coordinator
-from tests.support.ports import free_port
 from tests.support.shards import wait_until
 
 

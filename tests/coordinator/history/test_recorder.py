@@ -12,6 +12,7 @@ from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.view import Joined, JoinRequest, MemberStats, Role, TableCounts
+from ps_protocol.cluster.weights import FollowAsk, PublishAsk, ShardHome, WeightsPiece
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.wire.convert.cluster import history_from_pb, history_to_pb
 from ps_server.coordinator.driver import Driver
@@ -193,3 +194,21 @@ def test_a_client_gets_the_history_and_the_last_points_of_it() -> None:
         assert any("worker 0 joined" in event.text for event in history.events)
         assert len(history.curves.times) <= 1
         assert isinstance(client, CoordinatorClient)
+
+
+def test_published_weights_are_told_with_their_newest_version_and_few_readers() -> None:
+    job = Recorded()
+    publications = job.driver._state.publications
+    for number in (1, 2):
+        ask = PublishAsk("policy", "net", 10 * number, '{"note": "' + "x" * 1000 + '"}', 8, f"token {number}")
+        publications.commit(ask, number, [WeightsPiece(0, 1, "", b"c", 100)], 0.0, 900.0)
+    home = {0: ShardHome(1, "")}
+    for number in range(30):
+        publications.follow(FollowAsk("policy", number % 2, 0, str(number), "host", 7), home, job.now, finished=False)
+    told = history_from_pb(history_to_pb(job.recorder.history()))
+    assert len(history_to_pb(told).publications[0].SerializeToString()) < 2000
+    (shown,) = glance_of(told).publications
+    assert (shown.name, shown.readers, shown.behind) == ("policy", 30, 2)
+    # No shard is there that has a piece in its memory.
+    assert (shown.version, shown.step) == (0, 0)
+    assert len(told.publications[0].readers) == 20

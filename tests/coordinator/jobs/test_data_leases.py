@@ -121,6 +121,76 @@ def test_a_request_that_was_overtaken_is_refused(first: Worker) -> None:
         first.tell(late)
 
 
+def test_a_request_that_comes_after_its_repetition_was_answered_keeps_no_item_from_others(
+    first: Worker, second: Worker
+) -> None:
+    """The repetition was answered with nothing to lease; what the late one gets, nobody hears of."""
+    first.lease(lease_items=LENGTH)
+    late = second.ask(held=())
+    assert second.tell(late) == LeaseAnswer(epoch=0, holders=(0,))
+    first.give_back((0, 90))
+    assert second.tell(late).span == Span(90, 100)
+    assert first.lease(held=()).span is None
+    assert second.lease(held=()).span == Span(90, 100)
+    assert second.lease((90, 100), held=()).done
+
+
+def test_what_a_worker_does_not_hold_is_free_again_and_may_go_to_another(
+    leases: DataLeases, first: Worker, second: Worker
+) -> None:
+    first.lease(), first.lease()
+    decision = leases.lease(0, 100, first.ask((0, 4), lease_items=1, batch_items=0, held=(Span(4, 6), Span(10, 20))))
+    assert decision.reason == "4 items of 'data' are free again: worker 0 did not hear of them"
+    assert decision.value.span == Span(6, 7)
+    assert second.lease().span == Span(7, 10)
+    assert second.lease().span == Span(20, 30)
+
+
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [
+        ({}, False),
+        ({"held": (Span(0, 10),)}, False),
+        ({"held": (Span(0, LENGTH), Span(50, 60))}, False),
+        ({"held": ()}, True),
+        ({"held": (Span(40, 60),)}, True),
+        ({"held": (Span(0, 10),), "trained_epoch": 7}, True),
+    ],
+    ids=["nothing", "it", "more than it", "none", "another's", "of another epoch"],
+)
+def test_what_is_leased_stays_as_far_as_the_worker_names_it_or_does_not_say(
+    first: Worker, second: Worker, said: dict[str, Any], again: bool
+) -> None:
+    first.lease()
+    second.lease(lease_items=LENGTH)
+    assert first.lease(**said).span == (Span(0, 10) if again else None)
+
+
+def test_who_names_what_others_hold_or_what_is_free_gets_nothing_by_it(
+    leases: DataLeases, first: Worker, second: Worker
+) -> None:
+    first.lease(), second.lease()
+    before = leases.persisted_state()["data"]
+    first.lease(lease_items=0, held=(Span(0, LENGTH),))
+    first.lease(held=(Span(0, LENGTH),))
+    assert second.lease((10, 20)).span == Span(20, 30)
+    assert leases.persisted_state()["data"]["holders"]["0"]["leased"] == before["holders"]["0"]["leased"]
+
+
+def test_a_repetition_says_no_more_what_its_worker_holds(first: Worker, second: Worker) -> None:
+    """Its answer may have come meanwhile, and is what a request that the network held up does not name."""
+    late = first.ask(held=())
+    assert [first.tell(late).span for _ in range(2)] == [Span(0, 10)] * 2
+    assert second.lease().span == Span(10, 20)
+    assert first.lease((0, 10), held=()).span == Span(20, 30)
+
+
+def test_what_ended_an_epoch_and_what_is_held_may_overlap(first: Worker) -> None:
+    first.lease(lease_items=LENGTH)
+    assert first.lease((0, LENGTH), held=(Span(0, LENGTH),), epoch=1).span == Span(0, 10)
+    assert first.lease(held=(Span(0, LENGTH),), epoch=1).span == Span(0, 10)
+
+
 def test_a_parked_request_gets_a_range_when_there_is_one(first: Worker, second: Worker) -> None:
     first.lease(lease_items=LENGTH)
     parked = second.ask()
@@ -145,8 +215,12 @@ def test_reporting_what_one_does_not_hold_is_refused_and_changes_nothing(
 @pytest.mark.parametrize("span", [(-1, 5), (5, 5), (95, 101)])
 def test_a_range_outside_of_the_dataset_is_refused(first: Worker, span: tuple[int, int]) -> None:
     first.lease()
+    before = first.leases.persisted_state()
     with pytest.raises(InvalidRequest, match="not a range"):
         first.lease(span)
+    with pytest.raises(InvalidRequest, match="not a range"):
+        first.lease(held=(Span(*span),))
+    assert first.leases.persisted_state() == before
 
 
 def test_another_length_under_the_same_name_is_refused_and_names_both(leases: DataLeases, first: Worker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,21 @@ def test_who_waits_is_answered_when_the_holder_goes_gives_back_or_finishes(event
 
     answer = asyncio.run(run())
     assert (answer.span, answer.done) == ((None, True) if event is finish else (ALL, False))
+
+
+def test_who_waits_is_answered_when_the_holder_says_that_it_has_not_heard_of_its_lease() -> None:
+    async def run() -> list[LeaseAnswer]:
+        driver = Driver(ClusterSettings())
+        holder, waiter = join(driver, 0), join(driver, 1)
+        await lease(driver, holder, ask(1))
+        parked = asyncio.create_task(lease(driver, waiter, ask(1), 30.0))
+        await asyncio.sleep(0)
+        answers = [await lease(driver, holder, replace(ask(2, items=4), held=()))]
+        async with asyncio.timeout(20):
+            answers.append(await parked)
+        return answers
+
+    assert [answer.span for answer in asyncio.run(run())] == [Span(0, 4), Span(4, LENGTH)]
 
 
 def test_a_parked_request_ends_at_its_time_and_names_the_holders() -> None:

@@ -1,15 +1,19 @@
-"""Random workers acquire, train, die, leave, repeat and overtake requests; a naive model counts every item."""
+"""Random workers acquire, train, die, leave, repeat and overtake requests, which come late, too; a naive model counts
+every item.
+"""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from ps_protocol.cluster.leases import LeaseAsk, Span
-from ps_server.coordinator.data_leases import DataLeases, IntervalSet
+from ps_protocol.cluster.leases import IntervalSet, LeaseAsk, Span
+from ps_protocol.errors import Fenced, InvalidRequest
+from ps_server.coordinator.data_leases import DataLeases
 from tests.support.length import examples
 
 LENGTH = 23
@@ -27,6 +31,8 @@ class Life:
     held_epoch: int = 0
     #: A request whose answer was lost.
     unanswered: LeaseAsk | None = None
+    #: Every request: the network may deliver it again at any time.
+    sent: list[LeaseAsk] = field(default_factory=list)
 
 
 def spans(positions: set[int]) -> tuple[Span, ...]:
@@ -46,7 +52,7 @@ class Machine(RuleBasedStateMachine):
         self.trained: dict[tuple[int, int], int] = {}
         self.unclean: set[tuple[int, int]] = set()
 
-    @rule(target=lives, rank=st.integers(0, 3))
+    @rule(target=lives, rank=st.integers(0, 2))
     def join(self, rank: int) -> Life:
         if rank in self.live:
             self._lose(self.live[rank])
@@ -55,10 +61,9 @@ class Machine(RuleBasedStateMachine):
         self._members()
         return life
 
-    @rule(life=lives, items=st.integers(1, 9), lost=st.booleans())
+    @rule(life=lives, items=st.integers(1, LENGTH), lost=st.booleans())
     def acquire(self, life: Life, items: int, lost: bool) -> None:
-        if self.live.get(life.rank) is not life:
-            return
+        life = self.live.get(life.rank) or self.join(life.rank)
         ask = life.unanswered or self._ask(life, items)
         answer = self.leases.lease(life.rank, life.incarnation, ask).value
         if lost:
@@ -78,6 +83,14 @@ class Machine(RuleBasedStateMachine):
                 assert not got & other.held
             life.held |= got
             life.held_epoch = answer.epoch
+
+    @rule(back=st.integers(1, 2))
+    def arrive_late(self, back: int) -> None:
+        """Requests that were held up come when nobody waits for them any more, and nobody hears the answers."""
+        for life in self.live.values():
+            for ask in life.sent[-back:][:1]:
+                with suppress(Fenced, InvalidRequest):
+                    self.leases.lease(life.rank, life.incarnation, ask)
 
     @precondition(lambda self: self.live)
     @rule(life=lives, count=st.integers(1, 9))
@@ -101,11 +114,14 @@ class Machine(RuleBasedStateMachine):
         self._lose(life)
         self._members()
 
-    @rule(life=consumes(lives))
-    def die(self, life: Life) -> None:
+    @rule(life=consumes(lives), late=st.integers(0, 2))
+    def die(self, life: Life, late: int) -> None:
         if self.live.get(life.rank) is life:
             self._lose(life)
             self._members()
+        if late:
+            # What it held is free, and nobody has asked again.
+            self.arrive_late(late)
 
     @rule()
     def restart_the_coordinator(self) -> None:
@@ -129,25 +145,22 @@ class Machine(RuleBasedStateMachine):
             assert self.trained.get((plain["epoch"], position))
 
     def teardown(self) -> None:
-        """The workers that live then finish the epoch: nothing was lost."""
-        self.leases.members({})
-        self.live.clear()
-        last = self.join(9)
+        """The workers that live then finish the epoch, and one that joins: nothing was lost."""
         epoch = self.leases.persisted_state().get("data", {"epoch": 0})["epoch"]
-        last.epoch = epoch
+        self.join(9).epoch = epoch
         for _ in range(2 * LENGTH):
-            if last.epoch > epoch:
-                break
-            self.acquire(last, 9, lost=False)
-            for position in sorted(last.held):
-                last.held.remove(position)
-                last.unreported.add(position)
-                self.trained[last.held_epoch, position] = self.trained.get((last.held_epoch, position), 0) + 1
+            for life in self.live.values():
+                if life.epoch <= epoch:
+                    self.acquire(life, 9, lost=False)
+                    self.train(life, 9)
+        assert all(life.epoch > epoch for life in self.live.values())
         assert all(self.trained.get((e, p)) for e in range(epoch + 1) for p in range(LENGTH))
 
     def _ask(self, life: Life, items: int) -> LeaseAsk:
         life.sequence += 1
-        return LeaseAsk("data", LENGTH, life.epoch, items, life.sequence, spans(life.unreported), life.held_epoch)
+        report = spans(life.unreported), life.held_epoch
+        life.sent.append(LeaseAsk("data", LENGTH, life.epoch, items, life.sequence, *report, held=spans(life.held)))
+        return life.sent[-1]
 
     def _lose(self, life: Life) -> None:
         del self.live[life.rank]

@@ -5,8 +5,8 @@ import pytest
 from ps_protocol.cluster.model_status import ModelPosition
 from ps_server.coordinator.jobs.quiesce import QuiesceLost, check_same_position
 
-APPLIED = ModelPosition("model", {(0, 5): 3, (1, 6): 2}, 1, 4)
-HELD = ModelPosition("model", {(0, 5): 3, (1, 6): 2}, 1, 4, {(1, 6): 2})
+APPLIED = ModelPosition("model", {(0, 5): 3, (1, 6): 2})
+HELD = ModelPosition("model", {(0, 5): 3, (1, 6): 2}, {(1, 6): 2})
 
 
 def test_a_push_that_is_held_here_and_applied_there_is_no_one_point():

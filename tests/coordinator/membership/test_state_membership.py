@@ -7,6 +7,7 @@ from ps_protocol.cluster.view import JoinRequest, MemberStats, Role
 from ps_protocol.errors import Fenced, InvalidRequest, ProtocolVersionMismatch, UnknownShard
 from ps_server.coordinator.membership.members import GONE_KEPT
 from tests.coordinator.cluster import Cluster
+from tests.support.length import choose
 
 
 def test_workers_without_a_rank_get_the_lowest_free_one() -> None:
@@ -225,7 +226,7 @@ def test_leaving_twice_is_harmless_and_leaving_a_lost_place_is_not() -> None:
         c.leave(replaced)
 
 
-def test_ten_thousand_joins_do_not_grow_the_state() -> None:
+def test_thousands_of_joins_do_not_grow_the_state() -> None:
     c = Cluster()
 
     def objects_after(times: int) -> int:
@@ -236,7 +237,7 @@ def test_ten_thousand_joins_do_not_grow_the_state() -> None:
         return len(gc.get_objects())
 
     before = objects_after(200)
-    assert objects_after(10_000) - before < 100
+    assert objects_after(choose(10_000, 2_000)) - before < 100
     assert len(c.state.status(0.0).members) == 1 + GONE_KEPT
 
 

@@ -177,7 +177,7 @@ def test_a_version_of_weights_is_told_once_the_journal_has_it_and_comes_back_fro
             with pytest.raises(Unavailable):
                 driver.plan_publication(0, member.incarnation, again)
         journal.refuses = False
-        assert driver.plan_publication(0, member.incarnation, ask).known
+        assert driver.plan_publication(0, member.incarnation, ask).made is not None
         answer = await driver.follow_weights(FollowAsk("policy", 0, 0, "r"), 0.0)
         assert answer.version is not None
         assert answer.version.number == 1

@@ -51,6 +51,18 @@ def test_without_a_trailer_the_status_decides_and_the_peer_is_named(
     assert error.remedy
 
 
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (grpc.StatusCode.UNKNOWN, "Stream removed"),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
+    ],
+)
+def test_a_stream_that_the_end_of_its_server_has_broken_may_be_tried_again(status: grpc.StatusCode, text: str) -> None:
+    assert type(translate(Failed(status, text), "shard 3")) is errors.Unavailable
+    assert type(translate(Failed(status, "a defect"), "shard 3")) is errors.InternalError
+
+
 @pytest.mark.parametrize("trailer", [b"\xff\xff\xff", "text"])
 def test_a_trailer_that_cannot_be_read_is_as_none(trailer: object) -> None:
     assert type(translate(Failed(grpc.StatusCode.UNAVAILABLE, "", trailer))) is errors.Unavailable

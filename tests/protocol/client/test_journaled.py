@@ -16,10 +16,10 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import JoinRequest, MemberStats, Role
 from ps_protocol.errors import Fenced
+from ps_protocol.launch.ports import free_port
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import TestCoordinator, running_coordinator
 from tests.support.length import choose
-from tests.support.ports import free_port
 
 WAIT = 60.0
 WORKER = JoinRequest(Role.WORKER)

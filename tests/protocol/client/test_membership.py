@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -15,9 +16,9 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import ClusterView, JoinRequest, MemberStats, Role
 from ps_protocol.errors import Fenced, NotReady, Unavailable, UnknownShard
+from ps_protocol.launch.ports import free_port
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import TestCoordinator, running_coordinator, stopped_coordinator
-from tests.support.ports import free_port
 
 WAIT = 60.0
 WORKER = JoinRequest(Role.WORKER)
@@ -73,19 +74,22 @@ def test_members_see_each_other_come_and_go(coordinator: TestCoordinator) -> Non
 
 
 def test_statistics_that_never_come_cost_no_lease() -> None:
-    settings = ClusterSettings(lease_seconds=2.0, heartbeat_seconds=0.05)
-    release = threading.Event()
+    settings = ClusterSettings(lease_seconds=60.0, heartbeat_seconds=0.05)
+    begun, release = threading.Event(), threading.Event()
 
     def stuck() -> MemberStats:
+        begun.set()
         release.wait()
         return MemberStats()
 
     with running_coordinator(settings) as coordinator, member(coordinator.address) as alive:
         alive.set_stats(stuck)
-        with member(coordinator.address) as silent:
-            alive.wait_for(lambda view: silent.member in view.members, WAIT)
-            silent.close()
-            alive.wait_for(lambda view: silent.member not in view.members, WAIT)
+        assert begun.wait(WAIT)
+        with CoordinatorClient(coordinator.address) as client:
+            ages = [client.get_status(WAIT).members[0].seconds_since_heartbeat]
+            # Each fall is a heartbeat that came.
+            while sum(later < earlier for earlier, later in pairwise(ages)) < 5:
+                ages.append(client.get_status(WAIT).members[0].seconds_since_heartbeat)
         alive.check()
         release.set()
 
@@ -256,10 +260,16 @@ def test_joining_gives_up_after_the_stated_time_naming_address_and_remedy() -> N
         Membership.join(client, WORKER, 0.2)
 
 
+def own_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    """Threads of memberships that were not there ``before``: those of earlier tests may still be ending."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("ps-") and thread not in before]
+
+
 def test_a_refused_join_raises_its_reason_and_leaves_no_thread(coordinator: TestCoordinator) -> None:
+    before = set(threading.enumerate())
     with CoordinatorClient(coordinator.address) as client, pytest.raises(UnknownShard):
         Membership.join(client, JoinRequest(Role.SHARD, 9, "127.0.0.1:1"), WAIT)
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("ps-")]
+    assert own_threads(before) == []
 
 
 @pytest.mark.parametrize("spec", [WORKER, JoinRequest(Role.SHARD, 0, "127.0.0.1:1")], ids=["worker", "shard"])
@@ -291,11 +301,11 @@ def test_a_worker_that_has_finished_waits_no_longer_for_the_coordinator_than_it_
 
 
 def test_a_closed_membership_leaves_no_thread(coordinator: TestCoordinator) -> None:
+    before = set(threading.enumerate())
     with member(coordinator.address) as m:
-        assert len([t for t in threading.enumerate() if t.name.startswith("ps-")]) == 3
-        assert all(t.daemon for t in threading.enumerate() if t.name.startswith("ps-"))
+        assert [thread.daemon for thread in own_threads(before)] == [True] * 3
         m.close()
-        assert not [t for t in threading.enumerate() if t.name.startswith("ps-")]
+        assert own_threads(before) == []
 
 
 def test_the_end_of_a_with_block_leaves_with_the_reason(coordinator: TestCoordinator) -> None:

@@ -5,10 +5,11 @@ import socket
 import pytest
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.weights import FollowAsk
 from ps_protocol.errors import Unavailable
+from ps_protocol.launch.ports import free_port
 from ps_protocol.rpc import reach
 from ps_protocol.rpc.reach import UnknownHost, why_unreachable
-from tests.support.ports import free_port
 
 
 @pytest.fixture
@@ -70,6 +71,17 @@ def test_who_waits_is_told_why_while_it_waits(monkeypatch):
     said = []
     with CoordinatorClient(f"127.0.0.1:{free_port()}") as client, pytest.raises(Unavailable):
         client.wait_until_reachable(0.4, said.append)
+    assert "nothing listens on port" in said[0]
+
+
+def test_a_reader_that_waits_for_its_coordinator_is_told_why(monkeypatch):
+    monkeypatch.setattr("ps_protocol.times.HINT_SECONDS", 0.05)
+    said, ask = [], FollowAsk("policy", 0, 0, "me")
+    with (
+        CoordinatorClient(f"127.0.0.1:{free_port()}") as client,
+        pytest.raises(Unavailable, match="nothing listens on port"),
+    ):
+        client.follow_weights(ask, 0.0, 0.4, said.append, is_first=True)
     assert "nothing listens on port" in said[0]
 
 

@@ -13,6 +13,7 @@ CAUSES = (
     "protocol/metrics/test_server.py",
     "coordinator/test_metrics.py",
     "shard/test_metrics.py",
+    "weights/test_relay.py",
     "shard/standby/test_lag.py",
     "shard/standby/test_served_metrics.py",
     "worker/session/test_worker_metrics.py",

@@ -1,14 +1,22 @@
 """Channels and servers are opened in one module, sockets in few: no other door is left open beside security."""
 
 import ast
+import os
+import weakref
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import ps_protocol
 import ps_server
 import ps_worker
+from ps_protocol.errors import InvalidRequest
 from ps_protocol.rpc import channel
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import OFF, Security
+from tests.support.certificates import made_folder
 
 OPENERS = {"insecure_channel", "secure_channel", "add_insecure_port", "add_secure_port"}
 SERVERS = {"grpc.server", "grpc.aio.server"}
@@ -31,7 +39,7 @@ ALLOWED = {
     # Probes that send nothing: whether somebody listens, with which certificate, and whether a port is free.
     "ps_protocol/rpc/reach.py": {"socket.create_connection"},
     "ps_server/serving/grpc_server.py": {"socket.socket"},
-    "ps_server/cli/launcher/replicas.py": {"socket.socket"},
+    "ps_protocol/launch/ports.py": {"socket.socket"},
     # Asks for a route; nothing is sent or heard.
     "ps_server/cli/launcher/slurm/job.py": {"socket.socket"},
     # With TLS from the environment.
@@ -41,7 +49,7 @@ ALLOWED = {
     # Side channels: a one-time token that came over gRPC, and TLS.
     "ps_server/shard/transport": {"socket.socket"},
     "ps_worker/transport": {"socket.socket"},
-    "ps_protocol/wire/bulk.py": {"socket.create_connection"},
+    "ps_protocol/wire/bulk.py": {"socket.create_connection", "socket.socket"},
     # Take a Security.
     "ps_protocol/metrics/server.py": {"ThreadingHTTPServer"},
     "ps_server/page/server.py": {"socket.create_server"},
@@ -112,3 +120,37 @@ def _among(found: str, names: set[str]) -> bool:
 )
 def test_doors_are_found(source: str, found: set[str]) -> None:
     assert opened_in(source) == found
+
+
+def a_forked_child_may_connect() -> bool:
+    if not (child := os.fork()):
+        code = 2
+        try:
+            channel._counted = str  # none is opened
+            channel.grpc = Mock()
+            channel.open_channel("127.0.0.1:1")
+            code = 0
+        except InvalidRequest as error:
+            code = 1 if "method spawn" in error.remedy else 3
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in (0, 1)
+    return status == 0
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_forked_process_connects_only_where_its_parent_was_not_connected(secure, tmp_path, monkeypatch):
+    monkeypatch.setattr(channel, "_open", weakref.WeakSet())
+    security = OFF
+    if secure:
+        security = Security(made_folder(tmp_path / "lab").settings("reader", role=AccessRole.READER), AccessRole.READER)
+    assert a_forked_child_may_connect()
+    with closing(channel.open_channel("127.0.0.1:1", security)) as opened:
+        assert not a_forked_child_may_connect()
+    assert a_forked_child_may_connect()
+    assert opened is not None  # a channel that is closed may be kept
+    forgotten = channel.open_channel("127.0.0.1:1", security)
+    assert not a_forked_child_may_connect()
+    del forgotten
+    assert a_forked_child_may_connect()

@@ -254,12 +254,13 @@ def test_the_folder_of_a_laboratory_has_what_every_process_needs(tmp_path):
     for name in ("coordinator", "shard-0", "shard-1", *clients):
         security = security_of(folder, name)
         assert security.tls
-        assert security.own_token.role.value == (name if name in clients else "server")
+        assert security.show().token.role.value == (name if name in clients else "server")
     assert {path.name: path.stat().st_mode & 0o777 for path in folder.path.iterdir() if path.suffix != ".pem"} == {
         f"{name}": 0o600
         for name in (
             "ca.key",
             "coordinator.key",
+            "relay.key",
             "shard-0.key",
             "shard-1.key",
             *(f"{role}.{kind}" for role in clients for kind in ("key", "token")),

@@ -20,6 +20,7 @@ from ps_protocol.wire.socket_messages import (
     send_now,
 )
 from tests.protocol.wire.socket_pairs import fill, pair, targets
+from tests.support.descriptors import referring
 
 
 def test_descriptors_come_with_the_call_that_reads_the_first_byte_of_their_message():
@@ -62,12 +63,11 @@ def test_a_head_that_comes_in_two_parts_brings_its_descriptors():
 def test_descriptors_of_a_message_that_is_refused_are_closed(sent: bytes):
     ends = os.pipe()
     with pair() as (one, other):
-        before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
         socket.send_fds(one, [sent], list(ends))
         one.shutdown(socket.SHUT_WR)
         with pytest.raises((InvalidRequest, ConnectionResetError)):
             PlainCarrier(other).receive_message(lambda: True)
-        assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+        assert [referring(os.readlink(f"/proc/self/fd/{fd}")) for fd in ends] == [2, 2]  # noqa: PTH115
     for fd in ends:
         os.close(fd)
 
@@ -75,13 +75,12 @@ def test_descriptors_of_a_message_that_is_refused_are_closed(sent: bytes):
 def test_more_descriptors_than_a_message_may_have_are_not_kept():
     ends = [*os.pipe(), *os.pipe()]
     with pair() as (one, other):
-        before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
         socket.send_fds(one, [framed(b"few")], ends)
         _, descriptors = PlainCarrier(other).receive_message(lambda: True)
         assert len(descriptors) == MAX_DESCRIPTORS
         for fd in descriptors:
             os.close(fd)
-        assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+        assert [referring(os.readlink(f"/proc/self/fd/{fd}")) for fd in ends] == [2] * 4  # noqa: PTH115
     for fd in ends:
         os.close(fd)
 

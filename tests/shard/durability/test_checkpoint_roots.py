@@ -50,10 +50,10 @@ def test_a_folder_elsewhere_is_refused_to_every_caller(shard: TestShard, root: P
     for name in WRONG:
         folder = name if name.startswith("/") or not name else f"{root}/{name}"
         for ask in (
-            lambda folder=folder: stub.Capture(pb.CaptureRequest(quiesce="cut", folder=folder)),
+            lambda folder=folder: list(stub.Capture(pb.CaptureRequest(quiesce="cut", folder=folder))),
             lambda folder=folder: stub.Restore(pb.RestoreRequest(folder=folder)),
         ):
-            stub.Pause(pb.PauseRequest(quiesce="cut", seconds=10))
+            stub.Pause(pb.PauseRequest(quiesce="cut", seconds=60))
             with pytest.raises(grpc.RpcError) as refused:
                 ask()
             error = error_of(refused.value)
@@ -67,9 +67,11 @@ def test_a_folder_elsewhere_is_refused_to_every_caller(shard: TestShard, root: P
 def test_a_folder_below_is_written_and_read(shard: TestShard, root: Path, name: str) -> None:
     stub = coordinator_stub(shard.channel, 100)
     (root / name).mkdir()
-    stub.Pause(pb.PauseRequest(quiesce="cut", seconds=10))
-    reply = stub.Capture(pb.CaptureRequest(quiesce="cut", models=[pb.ModelCut(model="model")], folder=f"{root}/{name}"))
-    assert len(reply.parts) == 1
+    stub.Pause(pb.PauseRequest(quiesce="cut", seconds=60))
+    request = pb.CaptureRequest(quiesce="cut", models=[pb.ModelCut(model="model")], folder=f"{root}/{name}")
+    cut, written = stub.Capture(request)
+    assert [model.model for model in cut.models] == ["model"]
+    assert len(written.parts) == 1
     assert any((root / name).iterdir())
 
 

@@ -222,13 +222,16 @@ def test_a_model_is_placed_when_there_is_room_for_its_record_and_not_before(tmp_
             broken.setattr(os, "posix_fallocate", full)
             with pytest.raises(StorageFull):
                 shard.place(whole_map(simple_spec()))
+            # Who comes next would wait for a file that is being made, and get its error.
+            making = shard.storage._durable
+            wait_until(lambda: making._preparing is None or making._preparing.done())
         model, _ = start(shard)
         with killed(shard) as again:
             assert torch.equal(held(again, again.place(model.layout.shard_map)), held(shard, model))
 
 
 def test_a_model_with_other_policies_is_refused_and_nothing_is_changed(tmp_path):
-    """A coordinator without a journal places it anew; the shard would go on with those that it knows."""
+    """A coordinator without a journal places it again; the shard would go on with those that it knows."""
     with shard_on(tmp_path / "a") as shard:
         start(shard)
     other = replace(simple_spec(), nonfinite=NonFinite.SKIP, clip_grad_norm=1.0, stale=StaleRule(StalePolicy.REJECT, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
@@ -16,6 +17,7 @@ from ps_protocol.v1 import shard_pb2
 from ps_server.cli.options.storage import LOG_BYTES, SnapshotRule, StorageOptions
 from ps_server.log.durable import DurableLog
 from ps_server.log.folder import DataFolder
+from ps_server.log.snapshots import SnapshotWriter
 from tests.log.support import layout_of, update
 from tests.shard.disks import shard_on
 from tests.support.loops import LoopThread
@@ -58,9 +60,9 @@ def test_a_small_log_stays_within_its_bound_through_many_snapshots(tmp_path, mon
         watcher.start()
         try:
             snapshotter = shard.storage._snapshotter
-            for count in range(1, 4):
-                while snapshotter.count < count:
-                    push_whole(stream, payload)
+            # The watcher may be slow; the file that was seen last is still there.
+            while snapshotter.count < 3 or most[0] <= BOUND // 2:
+                push_whole(stream, payload)
         finally:
             done.set()
             watcher.join()
@@ -235,6 +237,34 @@ def test_a_shard_that_begins_its_snapshots_anew_forgets_no_record_that_none_hold
         assert log.unsaved_records == unsaved > 0
         shard.loop.run(storage.snapshotter.take())
         assert log.unsaved_records == 0
+        stream.end()
+
+
+def test_a_snapshot_that_fails_is_removed_while_the_loop_goes_on(tmp_path, monkeypatch):
+    """To remove a large file takes a file system seconds."""
+    removing, go_on = threading.Event(), threading.Event()
+    close = SnapshotWriter.close
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def slow(writer: SnapshotWriter) -> None:
+        removing.set()
+        assert go_on.wait(60)
+        close(writer)
+
+    with shard_on(tmp_path, rule=SnapshotRule(seconds=1e9)) as shard:
+        model, _ = start(shard)
+        stream = StubStream(shard)
+        monkeypatch.setattr(SnapshotWriter, "write_block", full)
+        monkeypatch.setattr(SnapshotWriter, "close", slow)
+        taken = asyncio.run_coroutine_threadsafe(shard.storage.snapshotter.take(), shard.loop.loop)
+        assert removing.wait(60)
+        applied(stream, flat(model.layout, *gradients(model, 1)), 3)
+        go_on.set()
+        with pytest.raises(OSError, match="No space left on device"):
+            taken.result(60)
+        assert not list((tmp_path / "shard-0" / "snapshots").glob("*.part"))
         stream.end()
 
 

@@ -92,6 +92,7 @@ def test_a_model_that_is_being_restored_is_not_ready_and_advances_until_it_is_th
     shard_map, values = saved(tmp_path)
     disk = SlowDisk(monkeypatch)
     with declared(shard_map) as shard:
+        wait_until(lambda: "is restored from" in shard.registry.activity)
         first = refused(shard)
         assert isinstance(first, NotReady)
         assert "is restored from" in first.message
@@ -119,6 +120,7 @@ def test_a_model_whose_kernels_are_compiled_is_not_ready_and_advances_with_each(
 
     monkeypatch.setattr("ps_server.tables.warm_up", compile_slowly)
     with declared(shard_map) as shard:
+        wait_until(lambda: "compiled" in shard.registry.activity)
         first = refused(shard)
         compiled.set()
         wait_until(lambda: refused(shard).progress > first.progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -35,6 +34,7 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.transport.side_channels import SideChannels
 from ps_server.state.region import Region
 from ps_server.tables.bucket_contents import BucketContents
+from tests.shard.disks import copy_of
 from tests.support.loops import LoopThread
 from tests.support.shards import TOKEN, TestShard, coordinator_stub, in_slices, load
 
@@ -363,8 +363,7 @@ def crash_image(node: Node, point: str, target: Path) -> Callable[[], bool]:
     source, seen = node.path, []
 
     def copy() -> None:
-        # Room is made in another thread: a half-made file, which a start removes, may be renamed meanwhile.
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.part"))
+        copy_of(source, target)
         seen.append(True)
         node.failpoints.disarm(point)
 

@@ -239,11 +239,13 @@ def test_values_that_are_loaded_while_slices_move_come_before_or_after_all_of_it
         made.begin_move()
         made.reach()
         values, model = made.values(), made.model(1)
+        # Of this shard map, also where the move is over before the shard gets them.
+        payload, epoch = bytes(model.layout.region_bytes), model.layout.shard_map.epoch
         loaded = []
 
         def write():
             try:
-                load(made.nodes[1], model, bytes(model.layout.region_bytes))
+                load(made.nodes[1], model, payload, epoch=epoch)
                 loaded.append(None)
             except grpc.RpcError as error:
                 loaded.append(error_of(error))

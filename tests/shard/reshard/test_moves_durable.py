@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,10 @@ import pytest
 from ps_protocol.errors import InternalError, ModelMismatch
 from ps_server.cli.options.storage import Durability
 from ps_server.log.head import HeadFile
+from tests.shard.disks import copy_of
 from tests.shard.reshard.moving import OFTEN, crash_image, job, map_of, spec_of
 from tests.shard.reshard.moving_worker import Worker, assert_same, undisturbed
-from tests.support.length import paired
+from tests.support.length import few, paired
 from tests.support.shards import load, refused_as, wait_until
 
 HERE, THERE = [0, 0, 1, 1, 0], [0, 1, 2, 0, 2]
@@ -33,7 +33,7 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize(("number", "point_holds"), paired([0, 1, 2], POINTS), ids=str)
+@pytest.mark.parametrize(("number", "point_holds"), few(paired([0, 1, 2], POINTS), 3), ids=str)
 def test_a_shard_killed_while_slices_move_comes_back_as_was_decided(tmp_path, number, point_holds):
     """Each of the three: one that loses and gets slices, one that does both, one that had none."""
     point, holds = point_holds
@@ -143,7 +143,7 @@ def test_a_snapshot_that_a_move_forestalls_is_taken_as_soon_as_that_is_decided(t
         worker.end()
 
 
-@pytest.mark.parametrize(("number", "point_holds"), paired([0, 1], POINTS), ids=str)
+@pytest.mark.parametrize(("number", "point_holds"), few(paired([0, 1], POINTS), 3), ids=str)
 def test_a_shard_killed_while_slices_move_before_its_head_was_written_comes_back_too(
     tmp_path, number, point_holds, monkeypatch
 ):
@@ -192,7 +192,7 @@ def test_with_snapshot_durability_what_came_is_kept_before_the_move_is_decided(t
         for number in range(3):
             copied = tmp_path / f"image-{number}"
             # As kill -9 leaves it: nothing is written after the switch.
-            shutil.copytree(tmp_path / f"of-{number}", copied)
+            copy_of(tmp_path / f"of-{number}", copied)
             made.start(number, copied, durability=Durability.SNAPSHOT)
         assert_same(made.values(), values)
         assert_same(made.state(), state)

@@ -62,8 +62,9 @@ def test_a_shard_that_has_prepared_waits_for_the_decision_however_long():
         made.begin_move()
         for node in made.nodes.values():
             node.stub.Pause(pb.PauseRequest(quiesce=MOVE, seconds=60))
-            node.stub.CatchUp(pb.CatchUpRequest(quiesce=MOVE, seconds=0.5, models=[pb.ModelCut(model="model")]))
+            node.stub.CatchUp(pb.CatchUpRequest(quiesce=MOVE, seconds=60, models=[pb.ModelCut(model="model")]))
         made.prepare(0, wanted)
+        made.loop.advance(61)
         # Those that have not are not bound.
         wait_until(lambda: not made.model(1).gate.paused)
         assert made.model(0).gate.paused
@@ -182,6 +183,9 @@ def test_a_full_disk_refuses_the_move_and_loses_nothing(tmp_path, monkeypatch):
             limited.setattr(type(made.nodes[2].storage.log), "_wanting", lambda log, size: True)
             with refused_as(StorageFull):
                 made.prepare(2, made.next_map(THERE))
+            # Who comes next would wait for a file that is being made, and get its error.
+            making = made.nodes[2].storage.log
+            wait_until(lambda: making._preparing is None or making._preparing.done())
         assert made.nodes[2].storage.log._reserved == {}
         made.abort()
         worker.train(1)

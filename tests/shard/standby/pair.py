@@ -41,7 +41,8 @@ class Pair:
         try:
             wait_until(lambda: (holder := self.holder) is not None and holder.address == address)
         except AssertionError as error:
-            error.add_note(f"the coordinator said:\n{self.cluster.coordinator.said[-5000:]}")
+            for each in (self.cluster.coordinator, program):
+                error.add_note(f"{each.name} said:\n{each.said[-5000:]}")
             raise
 
     def wait_until_covered(self, times: int) -> None:
@@ -60,7 +61,10 @@ class Pair:
         def held() -> bool:
             numbers = [0]
             for path in log.glob("[0-9]*.log"):
-                data, offset = memoryview(path.read_bytes()), 0
+                try:
+                    data, offset = memoryview(path.read_bytes()), 0
+                except FileNotFoundError:  # a snapshot has made it a spare one meanwhile
+                    return False
                 while (header := decode_header(data[offset:])) is not None:
                     numbers.append(header.number)
                     offset += header.record_bytes

@@ -137,7 +137,7 @@ def test_a_copy_during_which_values_were_loaded_is_not_used(tmp_path, monkeypatc
     async def slowly(context, model):
         await copy_model(context, model)
         copying.set()
-        await log_feed.to_thread(go_on.wait, 10)
+        await log_feed.to_thread(go_on.wait, 60)
 
     monkeypatch.setattr(log_feed, "_copy_model", slowly)
     with primary(tmp_path / "a", rule=OFTEN) as shard, follower(tmp_path / "b") as following:

@@ -12,7 +12,7 @@ from tests.shard.durability.test_replay import OPTIMIZERS
 from tests.shard.reshard.moving import job, spec_of
 from tests.shard.reshard.moving_worker import Worker, assert_same, undisturbed
 from tests.shard.standby.support import NEVER, OFTEN, follower
-from tests.support.length import paired
+from tests.support.length import few, paired
 from tests.support.shards import wait_until
 
 HERE, THERE, BACK = [0, 0, 1, 1, 0], [0, 1, 0, 0, 1], [0, 0, 1, 0, 0]
@@ -41,7 +41,7 @@ def assert_followed(following, made, path):
     give_back()
 
 
-@pytest.mark.parametrize(("optimizer", "rule"), paired(list(OPTIMIZERS), [NEVER, OFTEN]))
+@pytest.mark.parametrize(("optimizer", "rule"), few(paired(list(OPTIMIZERS), [NEVER, OFTEN]), 3))
 def test_a_standby_has_the_same_bits_through_moves(tmp_path, optimizer, rule):
     spec = spec_of(optimizer, **OPTIMIZERS[optimizer])
     with job(spec, HERE, 2, path=tmp_path) as made, follower(tmp_path / "b", rule) as following:

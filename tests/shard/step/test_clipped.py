@@ -195,7 +195,7 @@ async def test_a_quiesce_waits_until_the_round_is_made(monkeypatch: pytest.Monke
         await at.push(0)
         await at.push(1)
         await at.closed()
-        targets = [ModelPosition("model", {(0, 1): 1, (1, 2): 1}, 0, 0)]
+        targets = [ModelPosition("model", {(0, 1): 1, (1, 2): 1})]
         quiescence.pause("one", 60)
         with monkeypatch.context() as quick:
             quick.setattr("ps_server.shard.times.CATCH_UP_SECONDS", 0.01)
@@ -206,8 +206,21 @@ async def test_a_quiesce_waits_until_the_round_is_made(monkeypatch: pytest.Monke
         await asyncio.sleep(0)
         at.peer.answer.set_result(0.0)
         (reached,) = await reaching
-        assert (reached.clock, at.model.gate.paused) == (1, True)
+        assert (reached.open, at.model.tracker.applied.clock, at.model.gate.paused) == ({}, 1, True)
         quiescence.resume("two")
+
+
+@in_loop
+async def test_who_waits_for_a_quiesce_hears_which_push_does_not_come_before_giving_up() -> None:
+    async with shard() as at:
+        registry = Registry(ShardContext(0, at.executor, fetch_shard_map=None))  # type: ignore[arg-type]
+        registry._models["model"] = at.model
+        quiescence = quiesce.Quiescence(0, registry)
+        quiescence.pause("one", 60)
+        targets = [ModelPosition("model", {(1, 2): 1})]
+        async with asyncio.timeout(20):
+            with pytest.raises(Unavailable, match=r"a push of worker 1 .+ has did not come to shard 0"):
+                await quiescence.catch_up("one", targets, 0.05)
 
 
 @in_loop

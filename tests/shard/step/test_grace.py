@@ -6,7 +6,7 @@ import asyncio
 
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.shard.execution.tasks import Timer
+from ps_server.tasks import Timer
 from tests.support.loops import LoopThread
 from tests.support.shards import StubStream, assert_equal, flat, gradients, reference, running_shard, start, wait_until
 

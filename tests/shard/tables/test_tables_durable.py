@@ -14,7 +14,7 @@ import torch
 
 from ps_server.cli.options.storage import Durability
 from tests.log.support import segments
-from tests.shard.disks import NEVER, OFTEN, held, shard_on
+from tests.shard.disks import NEVER, OFTEN, copy_of, held, shard_on
 from tests.support.seeds import seeded
 from tests.support.shards import wait_until
 from tests.support.table_bits import served_bits
@@ -103,7 +103,7 @@ def test_a_push_is_whole_or_not_there_when_its_shard_dies_at(tmp_path, point, th
         before = served_bits(shard, model)
 
         def copy():
-            shutil.copytree(tmp_path / "a", tmp_path / "b")
+            copy_of(tmp_path / "a", tmp_path / "b")
             shard.failpoints.disarm(point)
 
         shard.failpoints.arm(point, copy)
@@ -132,7 +132,7 @@ def test_a_record_that_is_torn_in_its_rows_is_not_there(tmp_path, drops):
         else:
             push(chance, [stream])
         end = log._open.offset
-        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        copy_of(tmp_path / "a", tmp_path / "b")
         with segments(tmp_path / "b")[-1].open("r+b") as file:
             half = (written + end) // 2
             file.seek(half)

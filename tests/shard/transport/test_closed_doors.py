@@ -250,7 +250,7 @@ def test_a_process_of_another_user_gets_no_memory(monkeypatch):
 
 def test_a_worker_takes_no_memory_from_a_process_of_another_user(caplog, certificates, monkeypatch):
     with goes_on_over_grpc(caplog, certificates, "shm", f"actual: user {os.geteuid() + 1}"):
-        monkeypatch.setattr("ps_worker.transport.negotiate.check_peer", refusing)
+        monkeypatch.setattr("ps_protocol.wire.bulk.check_peer", refusing)
 
 
 def refusing(sock: socket.socket, shm_uid: int | None) -> None:
@@ -265,13 +265,13 @@ def test_a_socket_that_is_closed_to_the_worker_is_named(caplog, certificates, mo
         connect = closed
 
     with goes_on_over_grpc(caplog, certificates, "shm", "--shm-uid", config=SideChannelConfig(ports=())):
-        monkeypatch.setattr("ps_worker.transport.negotiate.socket.socket", Closed)
+        monkeypatch.setattr("ps_protocol.wire.bulk.socket.socket", Closed)
 
 
 def test_a_worker_with_another_file_system_says_why_it_goes_over_bulk(caplog, monkeypatch):
     caplog.set_level(logging.INFO, "ps_worker")
     with unharmed() as (shard, model):
-        monkeypatch.setattr("ps_worker.transport.negotiate.socket.socket", Elsewhere)
+        monkeypatch.setattr("ps_protocol.wire.bulk.socket.socket", Elsewhere)
         line = Line(shard, model, "shm", "bulk")
         assert line.transport == "bulk"
         line.close()

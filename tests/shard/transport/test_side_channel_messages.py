@@ -207,7 +207,7 @@ def test_a_release_of_nothing_is_no_harm():
 async def test_a_descriptor_waits_for_room_in_the_socket_as_every_message_does():
     layout = Layout.of(whole_map(simple_spec(*LARGE)), 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    carrier = SocketServerTransport(PlainCarrier(ours), stall_seconds=10)
+    carrier = SocketServerTransport(PlainCarrier(ours), stall_seconds=60)
     region = Region(layout)
     await carrier.share([region])
     theirs.recv(1 << 10)

@@ -31,6 +31,8 @@ from tests.support.side_channels import (
 )
 from tests.transports.support import UvloopThread
 
+TOKEN_SECONDS = 77.0
+
 
 @pytest.fixture(autouse=True)
 def _uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +110,24 @@ def test_a_connection_that_stalls_in_its_first_message_or_ends_there_is_closed(t
 
 
 @BOTH
-def test_who_never_confirms_is_shut_out_and_goes_on_over_grpc(transport):
-    # Time to attach, also on a busy machine.
-    with unharmed(config=SideChannelConfig(token_seconds=2.0)) as (shard, model), worker_of(shard, transport) as worker:
+def test_who_never_confirms_is_shut_out_and_goes_on_over_grpc(transport, monkeypatch):
+    limits, timeout = [], asyncio.timeout
+
+    def noted(seconds):
+        limit = timeout(seconds)
+        if seconds == TOKEN_SECONDS:
+            limits.append(limit)
+        return limit
+
+    async def end():
+        limits[-1].reschedule(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr(asyncio, "timeout", noted)
+    config = SideChannelConfig(token_seconds=TOKEN_SECONDS)
+    with unharmed(config=config) as (shard, model), worker_of(shard, transport) as worker:
         channel = worker.connect()
         assert channel.attach().WhichOneof("body") == "attached"
+        shard.loop.run(end())  # not before, however long that took
         assert channel.ended()
         payload = flat(model.layout, *gradients(model, 1))
         assert worker.stream.exchange(payload)[0].outcome == pb.OUTCOME_APPLIED

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
 from ps_protocol.errors import Fenced, PsError, Unavailable
 from ps_server.coordinator.data_leases import DataLeases
-from ps_worker.data.leased_loader import LeaseFeed
+from ps_worker.data.leased_loader import LeasedItems, LeaseFeed
 from tests.support.shards import wait_until
 
 LENGTH = 40
@@ -44,6 +46,11 @@ class Coordinator:
             return answer
 
         return call
+
+    def late(self, rank: int, ask: LeaseAsk) -> LeaseAnswer:
+        """``ask`` comes again, when nobody waits for the answer."""
+        with self._lock:
+            return self.leases.lease(rank, rank + 1, ask).value
 
     @property
     def free(self) -> list[list[int]]:
@@ -93,6 +100,32 @@ def test_a_lost_answer_is_asked_for_again_and_its_lease_is_not_lost(coordinator:
     assert [ask.sequence for ask in coordinator.asks[:4]] == [1, 1, 1, 2]
 
 
+def test_each_request_names_what_the_worker_holds(coordinator: Coordinator) -> None:
+    with feeding(coordinator) as feed:
+        assert feed.take() == Span(0, 10)
+        wait_until(lambda: len(coordinator.asks) == 2)
+        feed.trained(Span(0, 4))
+        assert feed.take() == Span(10, 20)
+        wait_until(lambda: len(coordinator.asks) == 3)
+    assert [ask.held for ask in coordinator.asks] == [(), (Span(0, 10),), (Span(4, 20),), (Span(4, 30),)]
+    assert [ask.trained for ask in coordinator.asks] == [(), (), (Span(0, 4),), ()]
+
+
+def test_what_a_request_gets_that_comes_after_its_repetition_was_answered_is_leased_again(
+    coordinator: Coordinator,
+) -> None:
+    """The epoch waited for it for ever: the worker was told that it had itself the last items."""
+    with feeding(coordinator, rank=1) as other:
+        held = [other.take() for _ in range(4)]
+        with feeding(coordinator, begin=100) as feed:
+            assert feed.take() is None
+            late = next(ask for ask in coordinator.asks if ask.sequence == 100)
+            other.close()
+            assert coordinator.late(0, late).span == Span(0, 10)
+            assert train_all(feed) == held
+            assert feed.done
+
+
 def test_closing_reports_the_trained_part_and_gives_the_rest_back_once(coordinator: Coordinator) -> None:
     with feeding(coordinator) as feed:
         assert feed.take() == Span(0, 10)
@@ -127,14 +160,16 @@ def test_a_lost_place_is_raised_where_items_are_awaited(coordinator: Coordinator
 
 
 def test_what_the_other_gives_back_comes_to_who_waits(coordinator: Coordinator) -> None:
-    with feeding(coordinator) as first, feeding(coordinator, rank=1) as second:
+    with feeding(coordinator) as first:
         held = [first.take()]
-        wait_until(lambda: coordinator.free in ([[30, 40]], [[20, 40]]))
-        spans = [span for span in iter(second.take, None) if second.trained(span) is None]
-        assert not second.wait(0.05)
-        assert second.holders == (0,)
-        first.close()
-        spans += train_all(second)
+        wait_until(lambda: coordinator.free == [[20, 40]])
+        # Each asks as soon as it begins.
+        with feeding(coordinator, rank=1) as second:
+            spans = [span for span in iter(second.take, None) if second.trained(span) is None]
+            assert not second.wait(0.05)
+            assert second.holders == (0,)
+            first.close()
+            spans += train_all(second)
         assert held == [Span(0, 10)]
         assert sorted(p for span in spans for p in range(span.begin, span.end)) == list(range(LENGTH))
 
@@ -149,3 +184,57 @@ def test_a_report_waits_for_no_other_lease(coordinator: Coordinator) -> None:
         held = coordinator.leases.persisted_state()["data"]["holders"]
         wait_until(lambda: not coordinator.leases.persisted_state()["data"]["holders"]["0"]["leased"])
         assert held["1"]["leased"]
+
+
+class Session:
+    """What a worker's items need of it."""
+
+    def __init__(self, coordinator: Coordinator, rank: int = 0) -> None:
+        self.call = coordinator.call(rank)
+        self.sequences = itertools.count(1)
+        self.iterating: dict[str, Callable[[], None]] = {}
+        self.stepped = 0
+        self.termination = SimpleNamespace(section=nullcontext)
+
+    def lease_data(self, ask: LeaseAsk, wait_seconds: float, timeout_seconds: float) -> LeaseAnswer:
+        return self.call(ask, wait_seconds, timeout_seconds)
+
+
+def test_what_could_not_be_reported_or_given_back_at_the_end_of_an_iteration_is_with_the_next(
+    coordinator: Coordinator,
+) -> None:
+    """The epoch waited for ever: the worker did not know any more that it had the items."""
+    session: Any = Session(coordinator)
+    items = LeasedItems(LeaseAsk("data", LENGTH, 0, 10, 0), session, itertools.count())
+    feed = items.begin()
+    assert feed.take() == Span(0, 10)
+    items.note(Span(0, 10))
+    items.handed_out(4)
+    wait_until(lambda: coordinator.free == [[20, 40]])
+    coordinator.error = Unavailable("gone")
+    items.trained(feed, 4)
+    items.end()
+    assert coordinator.free == [[20, 40]]
+    coordinator.error = None
+    again = items.begin()
+    trained = train_all(again)
+    assert [p for span in trained for p in range(span.begin, span.end)] == [*range(4, LENGTH), *range(LENGTH)]
+    items.end()
+    assert items.begin()
+    items.end()
+    assert coordinator.asks[-1].trained == ()
+
+
+def test_an_iteration_ends_when_another_loader_of_the_same_name_begins_one(coordinator: Coordinator) -> None:
+    """The worker says what it holds: what only the first iteration has would not be among that."""
+    session: Any = Session(coordinator)
+    first, second = (LeasedItems(LeaseAsk("data", LENGTH, 0, 10, 0), session, itertools.count()) for _ in range(2))
+    feed = first.begin()
+    assert feed.take() == Span(0, 10)
+    wait_until(lambda: feed.ready)
+    again = second.begin()
+    assert feed.done
+    assert [span.begin for span in train_all(again)] == [0, 10, 20, 30]
+    first.end(feed)
+    second.end()
+    assert not session.iterating

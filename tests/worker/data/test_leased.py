@@ -15,6 +15,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_worker import Cluster
 from ps_worker.data.leased_loader import LeasedLoader, lease_items
+from tests.support.length import paired
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job, together
 
@@ -132,8 +133,9 @@ def test_a_worker_that_joins_gets_its_part_of_the_epoch_under_way(job: Job) -> N
     assert sorted(seen + theirs[2]) == list(range(ITEMS))
 
 
-def test_a_lease_that_was_used_up_is_reported_with_the_next_request() -> None:
-    with running_job(workers=0, lease_seconds=2.0) as job:
+def test_a_lease_that_was_used_up_is_reported_with_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps_server.coordinator.times.DISCONNECTED_SECONDS", 0.5)
+    with running_job(workers=0) as job:
         dead, alive = job.cluster(), job.cluster()
         running = iter(dead.shard(loader()))
         size = lease_items(ITEMS, 4, 2)
@@ -175,8 +177,9 @@ def stop_by_leaving(cluster: Cluster, leased: Any) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("stop", [stop_by_break, stop_by_exception, stop_by_leaving])
-@pytest.mark.parametrize("loader_processes", [0, 2])
+@pytest.mark.parametrize(
+    ("stop", "loader_processes"), paired([stop_by_break, stop_by_exception, stop_by_leaving], [2, 0])
+)
 def test_what_was_trained_is_reported_and_the_rest_given_back(
     job: Job, stop: Callable[[Cluster, Any], list[int]], loader_processes: int
 ) -> None:

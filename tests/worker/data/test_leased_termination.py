@@ -15,7 +15,7 @@ from tests.support.seeds import drawn_seed
 from tests.worker.jobs import Job, running_job
 
 ITEMS = choose(2000, 800)
-TOLD_TO_END = choose(40, 6)
+TOLD_TO_END = choose(40, 3)
 
 WORKER = f"""
 import sys

@@ -72,8 +72,11 @@ def test_epochs_end_for_everyone_whatever_the_shares(mode: str, style: str) -> N
 
 
 @pytest.mark.parametrize("mode", ["ssp", "sync"])
-def test_who_waits_for_the_last_items_holds_nobody_back_and_takes_them_when_their_holder_dies(mode: str) -> None:
-    with running_job(workers=0, lease_seconds=3.0, consistency=MODES[mode]) as job:
+def test_who_waits_for_the_last_items_holds_nobody_back_and_takes_them_when_their_holder_dies(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ps_server.coordinator.times.DISCONNECTED_SECONDS", 0.5)
+    with running_job(workers=0, consistency=MODES[mode]) as job:
         slow, quick = together(*(lambda r=r: Trainer(job.cluster(rank=r)) for r in range(2)))
         running = iter(slow.loader)
         first = next(running)

@@ -142,10 +142,9 @@ def test_the_last_worker_removes_the_folder_and_one_of_a_dead_job_is_removed_by_
     assert not dead.exists()
 
 
-def test_machines_whose_temporary_files_are_on_one_disk_do_not_meet(enter, short_path, monkeypatch):
+def test_machines_whose_temporary_files_are_on_one_disk_do_not_meet(enter, monkeypatch):
     here = enter()
-    (short_path / "boot").write_text("another machine")
-    monkeypatch.setattr("ps_worker.host.folder._BOOT", short_path / "boot")
+    monkeypatch.setattr("ps_worker.host.folder.boot_id", lambda: "another machine")
     there = enter()
     there.name(TWO)
     assert here.others((9, 9), (9, 9)) == set()

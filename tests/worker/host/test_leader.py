@@ -16,10 +16,10 @@ from ps_worker.host.core import Lead
 from ps_worker.host.folder import HostFolder
 from ps_worker.host.follower import Follower
 from ps_worker.host.group import HostGroup
-from ps_worker.host.leader import Leader, Leaders, LiveWorkers
+from ps_worker.host.leader import LOOK_SECONDS, Leader, Leaders, LiveWorkers
 from ps_worker.host.memory import LentSegments, MappedSegments, read_only
 from ps_worker.host.messages import Deposit, HostHello, RoundAnswer, Separate
-from tests.support.shards import wait_until
+from tests.support.shards import PATIENCE_SECONDS, wait_until
 
 LIVE = LiveWorkers({0: 10, 1: 11, 2: 12}, 5, bounded=False)
 LEAD = Lead((0, 1), True, True, None)
@@ -91,6 +91,18 @@ def test_a_follower_that_ends_while_its_round_is_pushed_has_ended_when_the_leade
     assert two.wait(nothing) == NOTHING
 
 
+def test_followers_are_heard_while_the_leader_opens_a_stream_that_has_ended(leader, follow):
+    one, two = follow(1), follow(2)
+    one.deposit(DEPOSIT, [])
+
+    def opens(waits_for: object) -> None:
+        if len(leader._rounds.pending) == 1:
+            two.deposit(DEPOSIT, [])
+        wait_until(lambda: leader._rounds.is_complete)
+
+    assert [each.worker.rank for each in leader.gather(LEAD, None, opens)] == [1, 2]
+
+
 def test_what_fails_while_others_are_waited_for_sends_those_who_have_come_on_their_way(leader, follow):
     one, _ = follow(1), follow(2)
     one.deposit(DEPOSIT, [])
@@ -115,7 +127,7 @@ def test_a_worker_that_is_interrupted_while_it_finds_its_leader_is_not_waited_fo
 
     def soon(waits_for: object) -> None:
         looks.append(waits_for)
-        assert len(looks) < 50
+        assert len(looks) < PATIENCE_SECONDS / LOOK_SECONDS
 
     looks: list[object] = []
     receive = HostConnection.receive

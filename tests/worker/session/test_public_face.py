@@ -19,8 +19,8 @@ PUBLIC = """
     Cluster ConfigError DamagedData Fenced InternalError InvalidRequest ModelMismatch ModelMoved
     ModelReleased NonFiniteGradient NotReady Optimizer Outcome PermissionDenied PlaceTaken
     ProtocolVersionMismatch PsError Refused Retryable StateLost StepSummary StorageFull Strategy TableFull
-    Unauthenticated Unavailable UnknownModel UnknownShard UnsupportedOptimizer Version VersionGone admin connect feed
-    files optimizers rows security strategy subscribe tables
+    Unauthenticated Unavailable UnknownModel UnknownShard UnknownVersion UnsupportedOptimizer Version VersionGone
+    admin connect feed files optimizers rows security strategy subscribe tables
 """
 
 OF_A_CLUSTER = """

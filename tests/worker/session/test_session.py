@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,10 +52,15 @@ def test_connecting_waits_for_what_is_missing_and_says_what(caplog: pytest.LogCa
         assert joining.result(60).rank == 0
 
 
-def test_connecting_gives_up_naming_what_is_missing_and_leaves() -> None:
+def test_connecting_gives_up_naming_what_is_missing_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def a_minute_later(session: Session, text: str) -> None:
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 60.0)
+        monkeypatch.setattr("ps_worker.session.session.time", clock)
+
+    monkeypatch.setattr(Session, "wait_hint", a_minute_later)
     with running_job(shards=2, workers=3, start_shards=1) as job:
         with pytest.raises(Unavailable, match="shard 1 and 2 more workers missing"):
-            Session.join(job.config(seconds=2.0))
+            Session.join(job.config())
         assert "waiting for the cluster" in job.gone(0)
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.errors import Unavailable
+from ps_protocol.launch.ports import free_port
 from ps_worker.session import uncaught
 from tests.support import interpreters
-from tests.support.ports import free_port
 
 SCRIPT = """
 import sys

@@ -154,7 +154,7 @@ def test_the_port_is_off_unless_the_environment_names_one() -> None:
     assert port() is None
     assert port(PS_METRICS_PORT="off") is None
     assert (port(PS_METRICS_PORT="0"), port(PS_METRICS_PORT="9400")) == (0, 9400)
-    for wrong in ("-1", "x", "65536"):
+    for wrong in ("-1", "x", "65536", "+9400", "9_400"):
         with pytest.raises(ConfigError, match="PS_METRICS_PORT"):
             port(PS_METRICS_PORT=wrong)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,7 +78,8 @@ def test_a_shard_that_comes_back_is_found_again_between_steps_and_goes_on(sessio
 
 
 def test_a_shard_that_stays_away_is_named_with_its_address(session: FakeSession) -> None:
-    worker = started(session, reconnect_timeout_seconds=0.3)
+    worker = started(session)
+    worker.pipeline.reconnect_timeout_seconds = 0.3
     session.shards[1].stop()
     with pytest.raises(
         Unavailable, match=f"gave up after 0.3 seconds: shard 1 at {session.shards[1].address}"
@@ -89,19 +92,28 @@ def placing(progress: int) -> NotReady:
     return NotReady(f"model 'model' is being placed: {progress} MB read", shard="1", progress=progress)
 
 
-def test_a_model_that_is_being_placed_is_waited_for_as_long_as_it_advances(session: FakeSession) -> None:
-    worker = Worker(session, reconnect_timeout_seconds=0.25)
-    session.shards[1].faults.refuse_open = [placing(done) for done in (5, 4, 3, 2, 1)]
-    worker.pipeline.start()  # Five pauses of 0.1 s and more.
+def test_a_model_that_is_being_placed_is_waited_for_as_long_as_it_advances(
+    session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(session, reconnect_timeout_seconds=60.0)
+    refusals = session.shards[1].faults.refuse_open = [placing(done) for done in (5, 4, 3, 2, 1)]
+    # Each takes 40 s.
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 40.0 * (5 - len(refusals)), sleep=lambda _: None)
+    monkeypatch.setattr("ps_protocol.retry.time", clock)
+    worker.pipeline.start()
     worker.step()
     assert worker.moved() == 1.0
     assert "model 'model' is being placed: 5 MB read; waiting for it" in session.hints
 
 
-def test_a_model_whose_placing_does_not_advance_is_given_up_with_what_was_said(session: FakeSession) -> None:
-    worker = Worker(session, reconnect_timeout_seconds=0.25)
-    session.shards[1].faults.refuse_open = [placing(7)] * 20
-    with pytest.raises(Unavailable, match=r"gave up after 0\.25 seconds: .*being placed: 7 MB read") as caught:
+def test_a_model_whose_placing_does_not_advance_is_given_up_with_what_was_said(
+    session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(session, reconnect_timeout_seconds=60.0)
+    refusals = session.shards[1].faults.refuse_open = [placing(7)] * 20
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 40.0 * (20 - len(refusals)), sleep=lambda _: None)
+    monkeypatch.setattr("ps_protocol.retry.time", clock)
+    with pytest.raises(Unavailable, match=r"gave up after 60 seconds: .*being placed: 7 MB read") as caught:
         worker.pipeline.start()
     assert caught.value.shard == "1"
 

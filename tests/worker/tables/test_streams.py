@@ -122,12 +122,15 @@ def test_an_error_in_the_answer_is_raised_and_the_stream_goes_on(session: FakeSe
 
 
 def test_a_shard_that_stays_away_is_waited_for_as_long_as_said(session: FakeSession) -> None:
-    model, optimizer = on_shards(session, reconnect_timeout_seconds=0.3)
+    model, optimizer = on_shards(session)
     train(model, optimizer, batches(1))
+    pipeline = optimizer._model.pipeline
+    pipeline.reconnect_timeout_seconds = 0.3
     session.shards[1].stop()
     with pytest.raises(Unavailable, match="gave up"):
         model(batches(1)[0])
     session.shards[1].serve()
+    pipeline.reconnect_timeout_seconds = 60.0
     train(model, optimizer, batches(1))
 
 

@@ -1,4 +1,4 @@
-"""Short limits, for every test here waits for one."""
+"""Short limits, for most tests here wait for one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,5 @@ from ps_protocol.wire.socket_messages import prepare
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps_worker.times.SIDE_CHANNEL_SECONDS", 0.3)
     monkeypatch.setattr("ps_protocol.times.END_SECONDS", 0.1)
     monkeypatch.setattr(PlainCarrier, "prepare", lambda self, seconds=0.3: prepare(self.socket, seconds))

@@ -53,7 +53,8 @@ def goes_on_over_grpc(stream: ClientTransport) -> None:
 
 @BOTH
 @pytest.mark.parametrize("script", REFUSALS.values(), ids=REFUSALS)
-def test_a_side_channel_that_does_not_open_as_agreed_is_left_alone(transport, script):
+def test_a_side_channel_that_does_not_open_as_agreed_is_left_alone(transport, script, monkeypatch):
+    monkeypatch.setattr("ps_worker.times.SIDE_CHANNEL_SECONDS", 0.3)
     with opened(transport, script) as (stream, _):
         goes_on_over_grpc(stream)
         del stream

@@ -34,6 +34,7 @@ from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert.fields import GIVEN, Converter, EnumNumbers, Special
 from ps_protocol.wire.convert.model import CONSISTENCY
+from ps_protocol.wire.convert.weights import STATE as WEIGHTS_STATE
 
 #: What is kept of a member's statistics, so that no member crowds out the others.
 _MAX_NAMED = 64
@@ -130,7 +131,14 @@ STATUS = Converter(
 )
 
 SPAN = Converter(Span, pb.ItemSpan)
-LEASE_ASK = Converter(LeaseAsk, pb.LeaseDataRequest, trained=SPAN)
+LEASE_ASK = Converter(
+    LeaseAsk,
+    pb.LeaseDataRequest,
+    trained=SPAN,
+    held=Special(
+        lambda spans: pb.HeldItems(spans=SPAN.all_to_pb(spans)), lambda message: SPAN.all_from_pb(message.spans)
+    ),
+)
 LEASE_ANSWER = Converter(LeaseAnswer, pb.LeaseDataReply, span=SPAN)
 
 SCALE_ASK = Converter(ScaleAsk, pb.ScaleRequest)
@@ -147,6 +155,7 @@ HISTORY = Converter(
     events=EVENT,
     checkpoints=Converter(CheckpointFacts, pb.CheckpointFacts, printable),
     placement=Converter(PlacedVariable, pb.PlacedVariable, printable),
+    publications=WEIGHTS_STATE,
     wait_shares=Special(
         lambda shares: [pb.WaitShares(rank=rank, shares=dict(each)) for rank, each in shares.items()],
         lambda messages: {

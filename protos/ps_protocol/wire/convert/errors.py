@@ -24,6 +24,7 @@ from ps_protocol.errors import (
     Unavailable,
     UnknownModel,
     UnknownShard,
+    UnknownVersion,
     UnsupportedOptimizer,
     VersionGone,
 )
@@ -54,6 +55,7 @@ by_code: dict[int, type[PsError]] = {
         PermissionDenied,
         ModelReleased,
         VersionGone,
+        UnknownVersion,
     )
 }
 

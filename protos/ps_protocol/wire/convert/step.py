@@ -296,6 +296,7 @@ def _open_to_pb(request: requests.OpenRequest) -> pb.Open:
         acknowledged=request.acknowledged,
         torch_version=request.torch_version,
         keeps_slices=request.keeps_slices,
+        answered=request.answered,
     )
 
 
@@ -314,6 +315,7 @@ def _open_from_pb(message: pb.Open) -> requests.OpenRequest:
         message.torch_version,
         message.keeps_slices,
         [transport_from_pb(each) for each in message.transports],
+        message.answered,
     )
 
 

@@ -24,6 +24,7 @@ from ps_server.cli.launcher.hosts.placing import (
     all_slots,
     hosts_of,
     hosts_of_file,
+    shares_hosts,
     spread,
 )
 from ps_server.cli.launcher.programs import Programs, Script
@@ -170,7 +171,7 @@ def run_on_hosts(
         checkpoint_dir=programs.checkpoints.directory,
         ssh=options.ssh,
     )
-    programs = replace(programs, servers=servers_on_hosts(command[0], programs))
+    programs = replace(programs, servers=servers_on_hosts(command[0], programs), shares_hosts=shares_hosts(placed))
     with Fleet(job, environment) as fleet:
         check_listening(fleet.addresses, environment, tls=programs.tls)
         programs = replace(programs, addresses={process: fleet.address_of(process) for process in placed})

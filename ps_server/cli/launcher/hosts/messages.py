@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import signal
 import struct
-from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ps_protocol.errors import InvalidRequest
-from ps_server.cli.launcher.events import ProcessName, ProcessRole
+from ps_protocol.records import fields_from, from_plain, to_plain
+from ps_server.cli.launcher.events import ProcessName
 
 BEGINNING = b"\n\x02torch-ps ps-run hosts 1\n"
 """What the host's side writes before its first frame; what a login shell printed comes before it."""
@@ -50,7 +50,7 @@ class FrameReader:
             del self._rest[:end]
             try:
                 fields = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise _no_frame(f"{text[:80]!r}") from error
             if not isinstance(fields, dict):
                 raise _no_frame(f"{text[:80]!r}")
@@ -201,27 +201,11 @@ _KINDS: Mapping[str, type[Message]] = {
 }
 
 
-_SCALARS: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("cores", "code", "peak_bytes", "used_before", "pid"), int),
-    **dict.fromkeys(
-        ("version", "host", "working_folder", "script", "data_dir", "lock_name", "address", "checkpoint_dir"), str
-    ),
-    **dict.fromkeys(("client_address", "server_address", "message", "expected", "actual", "remedy", "why"), str),
-    "silence_seconds": (int, float),
-    "environment": dict,
-}
-
-
 def pack(message: Message) -> bytes:
     """``message`` as one frame."""
     if isinstance(message, Printed):
-        return encode({"kind": "printed", "process": _name(message.process)}, message.data)
-    fields = asdict(message)
-    if "process" in fields:
-        fields["process"] = _name(message.process)  # type: ignore[union-attr]
-    if isinstance(message, Launch):
-        fields["files"] = {name: b64encode(data).decode() for name, data in message.files.items()}
-    return encode({"kind": message.kind, **fields})
+        return encode({"kind": message.kind, "process": to_plain(message.process)}, message.data)
+    return encode({"kind": message.kind, **to_plain(message)})
 
 
 def unpack(fields: Mapping[str, Any], payload: bytes) -> Message:
@@ -229,27 +213,12 @@ def unpack(fields: Mapping[str, Any], payload: bytes) -> Message:
     try:
         values = dict(fields)
         kind = _KINDS[values.pop("kind")]
-        if "process" in values:
-            part, index = values["process"]
-            values["process"] = ProcessName(ProcessRole(part), int(index))
         if kind is Printed:
-            return Printed(values["process"], payload)
-        if kind is SendSignal:
-            values["signal"] = signal.Signals(values["signal"])
-        if kind is Launch:
-            values["command"] = tuple(map(str, values["command"]))
-            values["files"] = {str(name): b64decode(text, validate=True) for name, text in values["files"].items()}
-        for name, wanted in _SCALARS.items():
-            if name in values and not isinstance(values[name], wanted):
-                raise TypeError(f"{name} is a {type(values[name]).__name__}")
-        return kind(**values)
-    except (KeyError, TypeError, ValueError) as error:
+            return Printed(**fields_from(kind, values), data=payload)
+        return from_plain(kind, values)
+    except (LookupError, TypeError, ValueError) as error:
         raise InvalidRequest(
             "the other side of a host's connection sent a message that is not known",
             actual=f"{str(fields)[:80]} ({error})",
             remedy="use the same torch-ps on all hosts",
         ) from error
-
-
-def _name(process: ProcessName) -> list[str | int]:
-    return [process.part.value, process.index]

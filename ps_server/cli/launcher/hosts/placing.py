@@ -157,6 +157,12 @@ def threads(host: HostEntry, placed: Mapping[ProcessName, HostEntry], cores: int
     return max(1, cores // max(1, workers))
 
 
+def shares_hosts(placed: Mapping[ProcessName, HostEntry]) -> bool:
+    """Whether the job is on several hosts, and one of them has several workers."""
+    workers = [host.name for process, host in placed.items() if process.part is ProcessRole.WORKER]
+    return len({host.name for host in placed.values()}) > 1 and len(set(workers)) < len(workers)
+
+
 def _loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -139,6 +139,7 @@ def run_in_slurm(
     coordinator = join_address(task.coordinator_node, task.port(programs.port))
     # Slurm starts a job again after the end of all its processes.
     lineage = f"slurm {environment.get('SLURM_CLUSTER_NAME', '')} {task.job} {task.step}"
+    programs = replace(programs, shares_hosts=task.shares_nodes)
     programs = TaskPrograms.of(programs, processes, address, coordinator, lineage, certificates, restarts[0] > 0)
     screen.say(f"task {task.number} of {task.tasks} on {task.node}: {', '.join(map(str, processes))}")
     supervisor = TaskSupervisor(processes, *restarts)

@@ -114,6 +114,11 @@ class SlurmTask:
         """The node of task 0: srun puts it on the first node."""
         return self.nodes[0]
 
+    @property
+    def shares_nodes(self) -> bool:
+        """Whether there are several nodes, and more tasks than nodes."""
+        return self.tasks > len(set(self.nodes)) > 1
+
     def port(self, asked: int) -> int:
         """Of the coordinator: ``asked``, else the first that Slurm reserved (srun --resv-ports), else by the job."""
         if asked:

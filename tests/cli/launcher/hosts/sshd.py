@@ -9,8 +9,8 @@ import socket
 import subprocess
 from pathlib import Path
 
+from ps_protocol.launch.ports import free_port
 from tests.cli.launcher.jobs import wait_until
-from tests.support.ports import free_port
 
 PRIVILEGE_FOLDER = Path("/run/sshd")
 """Started by root, sshd needs it; Debian's service makes it."""

@@ -17,6 +17,7 @@ from ps_server.cli.launcher.hosts.placing import (
     all_slots,
     hosts_of,
     hosts_of_file,
+    shares_hosts,
     spread,
     threads,
 )
@@ -95,11 +96,29 @@ def test_the_coordinator_is_first_shards_are_dealt_and_workers_fill_slots():
 
 
 @pytest.mark.parametrize(
-    ("asked", "inherited", "told"),
-    [(None, {}, None), (None, {"PS_PER_HOST": "1"}, "1"), (False, {"PS_PER_HOST": "1"}, "0"), (True, {}, "1")],
+    ("hosts", "workers", "shared"),
+    [("a:2,b:3", 4, True), ("a,b:2", 3, True), ("a,b", 2, False), ("a:4", 4, False), ("a:0,b:4", 4, True)],
 )
-def test_what_the_command_line_says_of_pushing_together_is_over_the_variable(asked, inherited, told):
-    programs = Programs(Script(("python", "train.py")), Consistency(), 1, 2, 1, per_host=asked)
+def test_it_is_noticed_where_a_host_of_several_has_several_workers(hosts, workers, shared):
+    assert shares_hosts(spread(hosts_of(hosts), 2, workers)) is shared
+
+
+@pytest.mark.parametrize(
+    ("asked", "inherited", "shared", "told"),
+    [
+        (None, {}, False, None),
+        (None, {}, True, "sync"),
+        (None, {"PS_PER_HOST": "0"}, True, "0"),
+        (None, {"PS_PER_HOST": "1"}, False, "1"),
+        (False, {"PS_PER_HOST": "1"}, True, "0"),
+        (True, {}, False, "1"),
+    ],
+)
+def test_what_the_command_line_says_of_pushing_together_is_over_the_variable_and_that_over_the_hosts(
+    asked, inherited, shared, told
+):
+    programs = Programs(Script(("python", "train.py")), Consistency(), 1, 2, 1, per_host=asked, shares_hosts=shared)
+    assert "PS_PER_HOST" not in programs.environment(place(ProcessRole.SHARD), "x:1", {})
     assert programs.environment(place(ProcessRole.WORKER), "x:1", inherited).get("PS_PER_HOST") == told
 
 

@@ -28,6 +28,7 @@ from ps_server.cli.launcher.hosts.messages import (
 from tests.support.seeds import seeded
 
 WORKER = ProcessName(ProcessRole.WORKER, 3)
+NAMED = {"part": "worker", "index": 3}
 MESSAGES = [
     Hello("0.1"),
     Begin("h", "/w", "train.py", "/d", "lock", 60.0),
@@ -65,6 +66,7 @@ def test_no_secret_is_in_the_words_of_a_message():
         b"\xff" * 8,
         (MAX_FRAME_BYTES + 1).to_bytes(4) + bytes(4),
         encode([1]),  # type: ignore[arg-type]
+        (100_000).to_bytes(4) + bytes(4) + b"[" * 100_000,
     ],
 )
 def test_what_is_no_frame_is_refused(data):
@@ -77,11 +79,13 @@ def test_what_is_no_frame_is_refused(data):
     [
         {},
         {"kind": "other"},
-        {"kind": "ended", "process": ["worker", 0]},
-        {"kind": "ended", "process": ["boss", 0], "code": 0, "peak_bytes": 0},
-        {"kind": "signal", "process": ["worker", 0], "signal": 4711},
-        {"kind": "launch", "process": ["worker", 0], "command": [], "environment": {}, "files": {"a": "!"}},
-        {"kind": "ended", "process": ["worker", 0], "code": "0", "peak_bytes": 0},
+        {"kind": "ended", "process": NAMED},
+        {"kind": "ended", "process": {"part": "boss", "index": 0}, "code": 0, "peak_bytes": 0},
+        {"kind": "signal", "process": NAMED, "signal": 4711},
+        {"kind": "launch", "process": NAMED, "command": [], "environment": {}, "files": {"a": "!"}},
+        {"kind": "launch", "process": NAMED, "command": [1], "environment": {}, "files": {}},
+        {"kind": "launch", "process": NAMED, "command": [], "environment": {"A": 1}, "files": {}},
+        {"kind": "ended", "process": NAMED, "code": "0", "peak_bytes": 0},
         {"kind": "alive", "more": 1},
         {"kind": "printed", "process": 3},
     ],

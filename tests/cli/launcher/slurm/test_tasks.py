@@ -58,6 +58,9 @@ def test_a_task_from_the_variables_of_srun():
     assert (task.number, task.tasks, task.nodes, task.node) == (2, 4, ["n1", "n2"], "n2")
     assert task.coordinator_node == "n1"
     assert (task.port(0), task.port(7000)) == (20_000 + 17 * 16 + 1, 7000)
+    assert task.shares_nodes
+    assert not SlurmTask.from_environment({**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}).shares_nodes
+    assert not SlurmTask.from_environment({**STEP, "SLURM_STEP_NODELIST": "n1"}).shares_nodes
     reserved = SlurmTask.from_environment({**STEP, "SLURM_STEP_RESV_PORTS": "12007-12010"})
     assert (reserved.port(0), reserved.port(7000)) == (12007, 7000)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from enum import Enum
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ps_protocol.cluster.leases import LeaseAsk, Span
 from ps_protocol.cluster.view import Member, MemberStats, Role
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.v1 import coordinator_pb2 as pb
@@ -70,6 +71,14 @@ def test_what_the_dataclass_lacks_comes_from_the_caller() -> None:
     assert cluster.SCALE_ASK.to_pb(cluster.SCALE_ASK.from_pb(pb.ScaleRequest(workers=3))).HasField("shards") is False
     request = cluster.LEASE_ASK.to_pb(cluster.LEASE_ASK.from_pb(pb.LeaseDataRequest(length=4)), rank=2)
     assert (request.length, request.rank) == (4, 2)
+
+
+def test_a_worker_that_holds_nothing_is_told_from_one_that_does_not_say() -> None:
+    ask = LeaseAsk("data", 4, 0, 1, 1)
+    for held in (None, (), (Span(1, 2),)):
+        message = cluster.LEASE_ASK.to_pb(replace(ask, held=held))
+        sent = pb.LeaseDataRequest.FromString(message.SerializeToString())
+        assert cluster.LEASE_ASK.from_pb(sent).held == held
 
 
 def test_a_number_of_a_newer_version_is_refused_with_its_field() -> None:

@@ -33,6 +33,8 @@ CONVERTS = (
     "ps_server/shard/rows_service.py",
     "ps_server/shard/change_feed.py",
     "ps_server/shard/weights.py",
+    "ps_server/relay/service.py",
+    "ps_server/relay/held.py",
     "ps_server/shard/standby/log_feed.py",
     "ps_server/shard/standby/follower.py",
     # gRPC's own health service.

@@ -28,7 +28,7 @@ COUNTS = [RowCount(0, 3), RowCount(2, 1)]
 REQUESTS = [
     requests.OpenRequest(transports=[]),
     requests.OpenRequest(
-        "model", 3, (1, 7), 9, 2, 0, Wire.parse("topk:0.5"), 4, "2.0", True, [Transport.SHM, Transport.BULK, None]
+        "model", 3, (1, 7), 9, 2, 0, Wire.parse("topk:0.5"), 4, "2.0", True, [Transport.SHM, Transport.BULK, None], 5
     ),
     requests.AttachRequest(b"token", 2),
     requests.ConfirmRequest(),

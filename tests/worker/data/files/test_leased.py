@@ -18,6 +18,7 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_worker import Cluster, files
 from ps_worker.data.files.layout import LEAST_ROWS
 from ps_worker.files import FileBatches
+from tests.support.length import few
 from tests.support.shards import wait_until
 from tests.worker.data.files.made import folder, ids_of, parquet, text
 from tests.worker.jobs import Job, running_job, together
@@ -72,7 +73,7 @@ def kill(cluster: Cluster) -> None:
     cluster._session._membership.close()
 
 
-@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("mode", few(MODES, 2))
 def test_workers_train_every_row_once_an_epoch_in_any_mode(tmp_path: Path, rows: int, mode: str) -> None:
     with running_job(shards=2, workers=3, consistency=MODES[mode]) as job:
         clusters = together(*(lambda r=r: job.cluster(rank=r) for r in range(3)))
@@ -161,8 +162,11 @@ def test_random_workers_that_come_and_leave_train_every_row_once(tmp_path: Path)
         assert Counter(seen) == Counter(range(count))
 
 
-def test_the_rows_of_a_worker_that_dies_are_trained_by_others(tmp_path: Path, rows: int) -> None:
-    with running_job(workers=0, lease_seconds=2.0) as job:
+def test_the_rows_of_a_worker_that_dies_are_trained_by_others(
+    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ps_server.coordinator.times.DISCONNECTED_SECONDS", 0.5)
+    with running_job(workers=0) as job:
         dead, alive = together(*(lambda: Trainer(job.cluster(), tmp_path) for _ in range(2)))
         running = iter(dead.batches)
         for _ in range(6):
@@ -205,7 +209,7 @@ def begun(job: Job, path: Path, **arguments: Any) -> FileBatches:
     return batches
 
 
-@pytest.mark.parametrize("count", [3, 3000])
+@pytest.mark.parametrize("count", few([3, 3000]))
 def test_a_file_that_differs_on_another_worker_is_refused_by_name(tmp_path: Path, job: Job, count: int) -> None:
     for number in range(count):
         (tmp_path / f"{number:04}.csv").write_text("id\n1\n2\n")
@@ -279,7 +283,7 @@ def test_files_that_were_read_for_one_process_are_shared_in_the_order_of_the_job
             assert sorted(itertools.chain(*found)) == list(range(rows))
 
 
-@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("mode", few(MODES))
 def test_rows_of_tables_are_requested_ahead_of_leased_rows(tmp_path: Path, rows: int, mode: str) -> None:
     with running_job(workers=0, consistency=MODES[mode]) as job:
         clusters = [job.cluster(rank=rank) for rank in range(2)]

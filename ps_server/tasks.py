@@ -1,5 +1,5 @@
 """Tasks and threads whose end is awaited in any case, so that nothing they use is touched afterwards; a timer; and
-conditions that events may make true.
+conditions that events may make true. For everything that runs on an event loop.
 """
 
 from __future__ import annotations
@@ -70,14 +70,32 @@ async def until(ended: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, unless ``ended`` raises before: then the work is cancelled."""
     working = asyncio.ensure_future(work)
     try:
-        either: list[asyncio.Future[Any]] = [working, ended]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(working, ended)
         if ended.done():
             ended.result()
         return working.result()
     finally:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
+
+
+async def first_of(*works: Awaitable[Any], seconds: float | None = None) -> None:
+    """Return when one of ``works`` has ended, or after ``seconds``. Coroutines among them are cancelled then; tasks and
+    futures go on. None is asked for its result.
+    """
+    tasks = [asyncio.ensure_future(each) for each in works]
+    try:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, work in zip(tasks, works, strict=True):
+            if task is not work:
+                task.cancel()
+
+
+async def cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel ``task``, and wait for its end."""
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def _end(tasks: MutableSequence[asyncio.Task[None]]) -> None:
@@ -115,24 +133,32 @@ class Timer:
 
 
 class Conditions:
-    """Used on one event loop."""
+    """What callers on one event loop wait for, until they are told that something has changed."""
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        #: In the order in which they came, which is that in which they go on: a simulation is repeated by it.
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
-    async def until(self, true: Callable[[], bool], seconds: float) -> bool:
-        """Whether ``true()`` was so within this time; asked now, after each ``wake`` and at the end."""
+    async def until(self, true: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Whether ``true()`` was so within this time, None: any; asked now, after each ``wake`` and at the end."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
+        deadline = None if seconds is None else loop.time() + seconds
         while not true():
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters.add(waiter)
-            try:
-                await asyncio.wait_for(waiter, deadline - loop.time())
-            except TimeoutError:
+            if not await self.changed(None if deadline is None else deadline - loop.time()):
                 return true()
-            finally:
-                self._waiters.discard(waiter)
+        return True
+
+    async def changed(self, seconds: float | None = None) -> bool:
+        """Whether ``wake`` was called within this time, None: any."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        try:
+            async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may lose a cancellation
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.pop(waiter, None)
         return True
 
     def wake(self) -> None:

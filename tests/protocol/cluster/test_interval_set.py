@@ -7,8 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.cluster.leases import Span
-from ps_server.coordinator.data_leases import IntervalSet
+from ps_protocol.cluster.leases import IntervalSet, Span
 
 spans = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda ends: Span(min(ends), max(ends)))
 changes = st.lists(st.tuples(st.sampled_from(["add", "remove", "take"]), spans), max_size=30)
@@ -38,10 +37,16 @@ def test_it_does_what_a_set_of_positions_does(changes: list[tuple[str, Span]], a
             assert run <= positions
             positions -= run
     assert {p for span in ranges for p in range(span.begin, span.end)} == positions
-    assert (len(ranges), bool(ranges)) == (len(positions), bool(positions))
+    assert (ranges.positions, bool(ranges)) == (len(positions), bool(positions))
     borders = [(span.begin, span.end) for span in ranges]
     assert all(one[1] < other[0] for one, other in itertools.pairwise(borders))
     wanted = set(range(asked.begin, asked.end))
     assert ranges.overlaps(asked) == bool(wanted & positions)
     if wanted:
         assert ranges.covers(asked) == (wanted <= positions)
+
+
+def test_a_list_of_few_ranges_with_many_positions_is_short() -> None:
+    """The positions of files are far more than there is memory for."""
+    many = Span(0, 1 << 62)
+    assert tuple(IntervalSet([many])) == (many,)

@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1 for tests that need an address before a server has it."""
+"""A port of 127.0.0.1 for programs that need an address before a server has it, or again after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FIRST, _LAST = 12_000, 32_000
 
 
 def free_port() -> int:
-    """A port that nobody listens on; a test beside this one takes the same with a chance of 1 in 20,000."""
+    """A port that nobody listens on; who asks at the same moment gets the same with a chance of 1 in 20,000."""
     choice = random.SystemRandom()
     for _ in range(1000):
         port = choice.randrange(_FIRST, _LAST)
@@ -20,4 +20,4 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise AssertionError(f"no free port from {_FIRST} to {_LAST} in 1000 tries")
+    raise OSError(f"no free port from {_FIRST} to {_LAST} in 1000 tries")
