@@ -122,7 +122,7 @@ def memory(folder: Path, rows: int) -> list[str]:
 def peak(path: Path) -> float:
     """MB of resident memory that reading the file takes at most."""
     batches = files.read(path, IDS, batch_size=BATCH)
-    # The kernel's highest mark begins anew.
+    # The kernel's highest mark begins again.
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     in_batches(batches)()

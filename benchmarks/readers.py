@@ -4,6 +4,8 @@ A model is published once, and 1, 4 and 8 processes of this host receive it whol
 from one shard, from ``python -m http.server`` as a safetensors file, and from a process of torch RPC. Each round takes
 the three in turn; its time is that of the slowest reader, until it has tensors. What is received here is also compared
 with its checksums.
+
+Then the same readers behind a relay on this host: over TCP, and with memory that they share.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import click
@@ -31,15 +35,20 @@ from benchmarks.cluster import running_cluster
 from benchmarks.peers import torch_rpc
 from benchmarks.processes import Child, end_with_parent
 from benchmarks.timing import Loop
+from ps_worker.weights import Subscription
 
 RESULTS = Path(__file__).parent / "results" / "readers.json"
 OURS, HTTP, RPC = "torch-ps", "http.server, safetensors", torch_rpc.TCP
+DIRECT, RELAY, SHARED = "the shard, TCP", "a relay, TCP", "a relay, shared memory"
 ASKED = 1.2
 """So many times as fast as the faster of the two others."""
 
 TENSORS = 40
 
 STEPS = 10
+
+WARM_BLOCKS = 4
+"""As many versions take new memory at first."""
 
 ASKED_SHARE = 0.05
 """Of training, what a version every ten steps takes at most."""
@@ -84,25 +93,144 @@ def trained(address: str, nbytes: int) -> Iterator[Publishing]:
         yield Publishing(cluster, nbytes)
 
 
-def shares(nbytes: int, blocks: int) -> list[float]:
-    """By how much ten steps with a version take longer than ten without, of each pair of blocks."""
-    with running_cluster() as cluster, Child(trained, cluster.address, nbytes) as worker:
+@contextmanager
+def follower(address: str) -> Iterator[object]:
+    """The role of a reader on the trainer's host: it maps each version, and has the last one."""
+    kept: list[object] = [None]
+
+    def follow(versions: Subscription) -> None:
+        for version in versions:
+            kept[0] = version.tensors()
+
+    with ps_worker.subscribe("trained", coordinator=address) as versions:
+        threading.Thread(target=follow, args=(versions,), daemon=True).start()
+        yield object()
+
+
+def shares(nbytes: int, blocks: int, durability: str = "memory", *, read: bool = False) -> list[float]:
+    """By how much ten steps with a version take longer than ten without, of each pair of blocks. ``read``: beside a
+    reader on the same host.
+    """
+    with ExitStack() as stack:
+        cluster = stack.enter_context(running_cluster(options=storage(stack, durability)))
+        worker = stack.enter_context(Child(trained, cluster.address, nbytes))
         worker.ready()
-        worker.call("block", True)
+        if read:
+            stack.enter_context(Child(follower, cluster.address)).ready()
+        for _ in range(WARM_BLOCKS):
+            worker.call("block", True)
         return [worker.call("block", True) / worker.call("block", False) - 1 for _ in range(blocks)]
 
 
+class Subscriber(Loop):
+    """A reader of ours, which keeps the version that it read last."""
+
+    def __init__(self, versions: Subscription) -> None:
+        super().__init__({OURS: self._read})
+        self._versions = versions
+        self._kept: object = None
+
+    def _read(self) -> None:
+        self._versions.restart()
+        self._kept = self._versions.fetch(1).tensors()
+
+    def received(self) -> int:
+        """Bytes, so far."""
+        return self._versions.delta_bytes + self._versions.full_bytes
+
+    def memory(self) -> int:
+        """Bytes of this process; what several have is divided by their number (PSS)."""
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
 @contextmanager
-def subscriber(address: str) -> Iterator[Loop]:
-    """The role of a reader of ours."""
-    with ps_worker.subscribe("policy", coordinator=address) as versions:
-        kept: list[object] = [None]
+def subscriber(address: str, transport: str = "bulk") -> Iterator[Subscriber]:
+    """The role of a reader of ours. ``transport``: bulk: over TCP, also on this host."""
+    before = os.environ.get("PS_TRANSPORT")
+    os.environ["PS_TRANSPORT"] = transport
+    try:
+        subscription = ps_worker.subscribe("policy", coordinator=address)
+    finally:
+        del os.environ["PS_TRANSPORT"]
+        if before is not None:
+            os.environ["PS_TRANSPORT"] = before
+    with subscription as versions:
+        yield Subscriber(versions)
 
-        def read() -> None:
-            versions.restart()
-            kept[0] = versions.fetch(1).tensors()
 
-        yield Loop({OURS: read})
+@contextmanager
+def relay(address: str) -> Iterator[tuple[str, int]]:
+    """``psctl weights relay`` of the job at ``address``; its own address, and what it has received, once it has."""
+    with tempfile.TemporaryDirectory(prefix="ps-bench-") as folder:
+        ready = Path(folder) / "ready"
+        command = [sys.executable, "-c", "from ps_server.entry import psctl; psctl()", "--coordinator", address]
+        command += ["weights", "relay", "policy", "--port", "0", "--ready-file", str(ready), "--json"]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=end_with_parent
+        )
+        try:
+            assert process.stdout is not None
+            version = json.loads(process.stdout.readline())
+            yield ready.read_text().strip(), version["delta_bytes"] + version["full_bytes"]
+        finally:
+            process.kill()
+            process.wait()
+
+
+@dataclass
+class Shared:
+    """What one number of readers took."""
+
+    seconds: list[float] = field(default_factory=list)
+    #: Of one round.
+    from_shard: int = 0
+    received: int = 0
+    #: By which a reader is larger once it has the version.
+    memory: int = 0
+
+
+def behind_relay(nbytes: int, counts: Sequence[int], rounds: int) -> dict[str, dict[str, Shared]]:
+    """By number of readers and how they read: directly, from a relay, from a relay with shared memory."""
+    found: dict[str, dict[str, Shared]] = {}
+    with ExitStack() as stack:
+        address = stack.enter_context(running_cluster()).address
+        stack.enter_context(Child(published, address, nbytes)).ready()
+        near, once_received = stack.enter_context(relay(address))
+        crews = {
+            name: [stack.enter_context(Child(subscriber, at, transport)) for _ in range(max(counts))]
+            for name, at, transport in ((DIRECT, address, "bulk"), (RELAY, near, "bulk"), (SHARED, near, "auto"))
+        }
+        before = {}
+        for name, crew in crews.items():
+            for child in crew:
+                child.ready()
+            before[name] = [child.call("memory") for child in crew]
+        for count in sorted(counts):
+            row = found[str(count)] = {name: Shared() for name in crews}
+            for number in range(rounds + 1):
+                for name, crew in crews.items():
+                    at = sum(child.call("received") for child in crew)
+                    taken = once(crew[:count], OURS)
+                    row[name].received = sum(child.call("received") for child in crew) - at
+                    if number:  # the first is not counted
+                        row[name].seconds.append(taken)
+            for name, crew in crews.items():
+                row[name].from_shard = row[name].received if name == DIRECT else once_received
+                grown = [child.call("memory") - was for child, was in zip(crew[:count], before[name], strict=False)]
+                row[name].memory = int(statistics.median(grown))
+    return found
+
+
+def shared_table(found: dict[str, dict[str, Shared]]) -> list[str]:
+    """Lines of Markdown."""
+    lines = ["| readers | from | seconds | left the shard | received by readers | memory of a reader |"]
+    lines.append("|--:|---|--:|--:|--:|--:|")
+    for count, row in found.items():
+        for name, one in row.items():
+            sizes = " | ".join(f"{each / 1e6:.0f} MB" for each in (one.from_shard, one.received, one.memory))
+            lines.append(f"| {count} | {name} | {statistics.median(one.seconds):.3f} | {sizes} |")
+    return lines
 
 
 @contextmanager
@@ -150,11 +278,21 @@ def once(children: Sequence[Child], operation: str) -> float:
     return max(child.answer()[0] for child in children)
 
 
-def measure(nbytes: int, counts: Sequence[int], rounds: int) -> dict[str, dict[str, list[float]]]:
+def storage(stack: ExitStack, durability: str) -> list[str]:
+    """Options of a shard that keeps its versions in files, or in memory."""
+    if durability == "memory":
+        return []
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-bench-"))
+    return ["--data-dir", folder, "--durability", durability]
+
+
+def measure(
+    nbytes: int, counts: Sequence[int], rounds: int, durability: str = "memory"
+) -> dict[str, dict[str, list[float]]]:
     """By number of readers and system: seconds of each round."""
     found: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
-        address = stack.enter_context(running_cluster()).address
+        address = stack.enter_context(running_cluster(options=storage(stack, durability))).address
         url = stack.enter_context(served(nbytes))
         trainer = stack.enter_context(Child(published, address, nbytes))
         trainer.ready()
@@ -212,20 +350,43 @@ def table(found: dict[str, dict[str, list[float]]], nbytes: int) -> list[str]:
 @click.option("--readers", default="1,4,8", show_default=True, help="How many, separated by commas.")
 @click.option("--rounds", type=click.IntRange(1), default=9, show_default=True)
 @click.option("--blocks", type=click.IntRange(1), default=15, show_default=True, help="Of ten steps, with and without.")
+@click.option(
+    "--durability",
+    type=click.Choice(["memory", "snapshot", "durable"]),
+    default="memory",
+    show_default=True,
+    help="Of the shard, whose versions are in memory or in files.",
+)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="JSON of everything.")
-def main(mb: int, readers: str, rounds: int, blocks: int, output: Path) -> None:
+def main(mb: int, readers: str, rounds: int, blocks: int, durability: str, output: Path) -> None:
     """Time whole weights to several readers; print a table in Markdown, keep it as JSON."""
     nbytes = mb * 1_000_000
-    found = measure(nbytes, [int(each) for each in readers.split(",")], rounds)
+    found = measure(nbytes, [int(each) for each in readers.split(",")], rounds, durability)
     click.echo(f"{', '.join(report.machine().values())}; load {os.getloadavg()[0]:.1f} at the end\n")
     click.echo("\n".join(table(found, nbytes)))
-    taken = shares(nbytes, blocks)
-    share = statistics.median(taken)
-    reached = "reached" if share <= ASKED_SHARE else "not reached"
-    click.echo(f"\na version every {STEPS} steps: {share:.1%} more time, asked ≤ {ASKED_SHARE:.0%}: {reached}")
+    taken = {}
+    for beside in ("no reader", "a reader of this host"):
+        taken[beside] = shares(nbytes, blocks, durability, read=beside != "no reader")
+        share = statistics.median(taken[beside])
+        reached = "reached" if share <= ASKED_SHARE else "not reached"
+        click.echo(
+            f"\na version every {STEPS} steps beside {beside}: {share:.1%} more time, "
+            f"asked ≤ {ASKED_SHARE:.0%}: {reached}"
+        )
+    shared = behind_relay(nbytes, [int(each) for each in readers.split(",")], rounds)
+    click.echo("\n" + "\n".join(shared_table(shared)))
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(
-        json.dumps({"machine": report.machine(), "bytes": nbytes, "seconds": found, "publishing": taken}, indent=1)
+        json.dumps(
+            {
+                "machine": report.machine(),
+                "bytes": nbytes,
+                "seconds": found,
+                "publishing": taken,
+                "relay": {count: {name: asdict(one) for name, one in row.items()} for count, row in shared.items()},
+            },
+            indent=1,
+        )
         + "\n"
     )
 

@@ -1,7 +1,7 @@
 """Rows per second where a part of a table's rows is in memory, beside the same table all in memory, and the disk.
 
 ``python -m benchmarks.tables.memory``: a row of Markdown for each operation. Both tables are up at the same time and
-take turns. A step has the different ones of 10,000 ids, by a power law or evenly, drawn anew each time. With even ids,
+take turns. A step has the different ones of 10,000 ids, by a power law or evenly, drawn again each time. With even ids,
 the table takes turns with a bare loop, too, that reads and writes as many records of a file.
 """
 
@@ -65,7 +65,7 @@ def _read_all(descriptor: Any, records: Any, size: Any, buffer: Any, announce: A
 
 
 class MemoryLoop(Loop):
-    """A ``Loop`` whose batches are drawn before they are timed, each anew: no batch comes twice."""
+    """A ``Loop`` whose batches are drawn before they are timed: no batch comes twice."""
 
     def __init__(self, draw: Callable[[], torch.Tensor], *arguments: Any) -> None:
         super().__init__(*arguments)

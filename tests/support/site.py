@@ -10,6 +10,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
+_MEASURED = sorted((ROOT / "benchmarks").glob("*.md"))
+
 #: Files outside docs/ that are pages of the site, with their names there.
 OUTSIDE = {
     "README.md": "index.md",
@@ -18,6 +20,7 @@ OUTSIDE = {
     "SECURITY.md": "reporting.md",
     "CODE_OF_CONDUCT.md": "conduct.md",
     "benchmarks/README.md": "benchmarks.md",
+    **{str(page.relative_to(ROOT)): f"benchmarks/{page.name}" for page in _MEASURED if page.name != "README.md"},
     "benchmarks/latest.png": "latest.png",
     "examples/README.md": "examples.md",
 }
