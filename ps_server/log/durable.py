@@ -121,6 +121,8 @@ class DurableLog:
         #: Size of the segments made from now on.
         self.segment_bytes = segment_bytes_for(0, bound_bytes)
         self._preparing: asyncio.Task[None] | None = None
+        #: Reservations that wait for a segment.
+        self.waiting = 0
 
     @property
     def unsaved_records(self) -> int:
@@ -200,7 +202,11 @@ class DurableLog:
         while not self.reserve_now(nbytes):
             making = self._prepare_ahead()
             # A snapshot may free a file sooner than one is filled.
-            await asyncio.wait([making], timeout=_LOOK_SECONDS)
+            self.waiting += 1
+            try:
+                await asyncio.wait([making], timeout=_LOOK_SECONDS)
+            finally:
+                self.waiting -= 1
             if making.done():
                 try:
                     making.result()

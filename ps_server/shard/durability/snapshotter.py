@@ -233,7 +233,7 @@ class Snapshotter:
         return (
             self._log_goes_on
             and log.unsaved_records > 0
-            and log.prepared_bytes < self._meanwhile_bytes
+            and (log.waiting > 0 or log.prepared_bytes < self._meanwhile_bytes)
             and log.may_grow(self._rule.log_bytes)
         )
 

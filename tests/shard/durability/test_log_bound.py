@@ -18,6 +18,7 @@ from ps_server.cli.options.storage import LOG_BYTES, SnapshotRule, StorageOption
 from ps_server.log.durable import DurableLog
 from ps_server.log.folder import DataFolder
 from ps_server.log.snapshots import SnapshotWriter
+from ps_server.shard.durability.snapshotter import Snapshotter
 from tests.log.support import layout_of, update
 from tests.shard.disks import shard_on
 from tests.support.loops import LoopThread
@@ -288,8 +289,15 @@ def test_pushes_that_find_a_full_disk_make_a_snapshot_due_whose_files_they_use(t
         stream.end()
 
 
-def test_pushes_that_outrun_the_making_of_files_make_a_snapshot_due_whose_files_they_use(tmp_path, monkeypatch):
-    """As on a shard that was just added: its log has its first files only."""
+@pytest.mark.parametrize("in_time", [True, False])
+def test_pushes_that_outrun_the_making_of_files_make_a_snapshot_due_whose_files_they_use(
+    tmp_path, monkeypatch, in_time
+):
+    """As on a shard that was just added: its log has its first files only. Where the shard does not look ``in_time``,
+    they wait already.
+    """
+    if not in_time:
+        monkeypatch.setattr(Snapshotter, "_look", lambda *_: None)
     monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
     go, allocate = threading.Event(), os.posix_fallocate
 
