@@ -50,13 +50,16 @@ class LeaseTimer:
 
     async def _run(self) -> None:
         heartbeat, refused, quiet_until = self._heartbeat_seconds, False, -math.inf
+        woken = self._clock()
         while True:
-            now = self._clock()
+            # What follows may take its time as well: the journal is written there.
+            now = woken
             expiry = self._membership.next_expiry()
             # Wake at least once per heartbeat, to notice a pause of the whole process.
             wait = heartbeat if expiry is None else min(heartbeat, max(0.0, expiry - now))
             await asyncio.sleep(wait)
-            overslept = self._clock() - now - wait
+            woken = self._clock()
+            overslept = woken - now - wait
             if overslept > 0:
                 self._membership.extend_leases(overslept)
             if overslept > heartbeat / 2:
@@ -64,7 +67,7 @@ class LeaseTimer:
                     "server.stood_still", "stood still for %.1f s: all leases are extended by that", overslept
                 )
             try:
-                self._settle(self._membership.expire(self._clock()))
+                self._settle(self._membership.expire(woken))
             except DamagedData:
                 return
             except Unavailable as error:

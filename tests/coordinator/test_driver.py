@@ -1,6 +1,7 @@
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ps_protocol.cluster.view import ClusterView, JoinRequest, MemberStats, Role
 from ps_protocol.errors import Unavailable
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.settings import ClusterSettings
 from ps_worker.session.terminate import Terminated, leave_reason
 
@@ -64,6 +66,38 @@ def test_a_pause_of_the_whole_process_ends_no_lease() -> None:
         assert driver.status().view.members == (member,)
         driver.heartbeat(member.role, member.index, member.incarnation, MemberStats())
         await driver.close()
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_is_slow_to_take_the_end_of_one_lease_ends_no_other(tmp_path: Path) -> None:
+    now, takes = 0.0, 0.0
+
+    class SlowJournal(Journal):
+        def write(self, rows: Mapping[str, bytes | None]) -> None:
+            nonlocal now
+            now += takes
+            super().write(rows)
+
+    async def run() -> None:
+        nonlocal now, takes
+        with SlowJournal.open(tmp_path) as journal:
+            settings = ClusterSettings(lease_seconds=5.0, heartbeat_seconds=0.05)
+            driver = Driver(settings, clock=lambda: now, journal=journal)
+            driver.join(worker(0))
+            now = 4.0
+            alive = driver.join(worker(1)).member
+            now, takes = 5.0, 3600.0
+            driver.start()
+            for _ in range(6000):
+                # An hour was over when the end of the lease of worker 0 was on disk.
+                status = driver.status().members[0]
+                if now > 3600.0 and (status.seconds_since_heartbeat < 5.0 or status.gone):
+                    break
+                await asyncio.sleep(0.01)
+            assert driver.view.members == (alive,)
+            driver.heartbeat(alive.role, alive.index, alive.incarnation, MemberStats())
+            await driver.close()
 
     asyncio.run(run())
 
