@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps_protocol import errors
 from ps_protocol.errors import ConfigError, PsError
+from ps_protocol.launch.ports import free_port
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.security.roles import AccessRole
@@ -127,7 +128,8 @@ def test_an_address_of_another_machine_names_bind_as_the_remedy() -> None:
 
 def test_a_server_can_start_again_on_the_port_it_left() -> None:
     async def twice() -> None:
-        first = await grpc_server.start("127.0.0.1", 0, [])
+        # Nobody gets this port in between.
+        first = await grpc_server.start("127.0.0.1", free_port(), [])
         await first.stop(0)
         second = await grpc_server.start("127.0.0.1", first.port, [])
         assert second.address == first.address

@@ -14,6 +14,7 @@ import pytest
 
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError, Unavailable
+from ps_protocol.launch.ports import free_port
 from ps_server.coordinator.elasticity.engines.find import find_engine
 from ps_server.coordinator.elasticity.engines.kubernetes import Account, KubernetesJob
 from ps_server.coordinator.elasticity.engines.request_file import RequestFile
@@ -158,8 +159,8 @@ def test_a_bad_answer_is_an_error(tmp_path: Path, status: int, body: bytes, erro
 
 
 def test_an_api_that_is_away_is_an_error(tmp_path: Path) -> None:
-    with served(FakeApi(), tmp_path) as account:
-        pass
+    (tmp_path / "token").write_text("secret\n")
+    account = Account(f"http://127.0.0.1:{free_port()}", "training", tmp_path / "token")
     with pytest.raises(Unavailable, match="does not answer"):
         KubernetesJob("worker", account, most=8).request(4, ())
     (tmp_path / "token").unlink()
