@@ -7,12 +7,15 @@ from contextlib import aclosing
 from functools import wraps
 from typing import Any
 
+import pytest
+
 from ps_protocol.cluster.view import JoinRequest, MoveProgress, Role
 from ps_protocol.model.spec import DType, ModelSpec, Variable
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.jobs.quiesce import ShardControl
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.placement.move_plan import MoveRequest
 from ps_server.coordinator.settings import ClusterSettings
@@ -76,7 +79,10 @@ def played(
         job = kind(journal)
         try:
             await job.start()
-            await asyncio.wait_for(body(job, **fixtures), 60)
+            with pytest.MonkeyPatch.context() as patient:
+                # A real shard goes on by itself when no call tells it to; these are told, however late this loop is.
+                patient.setattr(ShardControl.resume, "__defaults__", (60.0, 0))
+                await asyncio.wait_for(body(job, **fixtures), 60)
         finally:
             await job.moves.stop()
             for shard in job.shards:

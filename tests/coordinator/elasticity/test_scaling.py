@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from types import SimpleNamespace
 
 import pytest
 
 from ps_protocol.cluster.scaling import ScaleAsk, ScaleOrder
 from ps_protocol.cluster.view import JoinRequest, Role
 from ps_protocol.errors import InvalidRequest, NotReady, PsError, Unavailable, UnknownShard
+from ps_server.coordinator.elasticity.engines import kept_request
 from ps_server.coordinator.elasticity.engines.find import find_engine
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.elasticity.runner import look_of
@@ -46,7 +48,7 @@ class FakeEngine:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(1000):
+    for _ in range(5000):
         if condition():
             return
         await asyncio.sleep(0.01)
@@ -231,6 +233,7 @@ class OnlyAsked:
 
 
 def gone() -> KeptRequest:
+    """The program that started the processes asked 75 s ago; the clock stands."""
     engine = KeptRequest()
     engine.asked_at -= 75.0
     return engine
@@ -249,8 +252,14 @@ def gone() -> KeptRequest:
 )
 @on_job
 async def test_where_nobody_can_do_it_nothing_is_wanted(
-    job: Job, engine: Callable[[], object], ask: dict[str, int], error: type[PsError], text: str
+    job: Job,
+    engine: Callable[[], object],
+    ask: dict[str, int],
+    error: type[PsError],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kept_request, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     scaled = Scaled(job, engine())
     with pytest.raises(error, match=text):
         await scaled.ask(**ask)

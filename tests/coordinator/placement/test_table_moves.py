@@ -111,7 +111,7 @@ on_table_job = partial(on_job, kind=TableJob)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "MOVE", replace(retry.MOVE, first_seconds=0.01))
     monkeypatch.setattr("ps_server.coordinator.times.BREATH_SECONDS", 0.0)
-    monkeypatch.setattr("ps_protocol.times.BRIEF_CALL_SECONDS", 5.0)
+    monkeypatch.setattr("ps_protocol.times.BRIEF_CALL_SECONDS", 60.0)
 
 
 @on_table_job
