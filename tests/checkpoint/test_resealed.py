@@ -21,6 +21,7 @@ from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.checkpoint.files import MANIFEST_NAME
 from ps_server.consistency import TrackerState
 from ps_server.shard.placing import batches, saved_tracker
+from tests.support.seeds import drawn_seed
 
 from .support import Job, shard_map_of, small_spec
 from .tables import TableJob, table_spec
@@ -116,9 +117,8 @@ def test_any_manifest_that_was_changed_and_sealed_again_is_right_or_one_typed_er
     request: pytest.FixtureRequest, kind: str, read: Callable[[Path], None]
 ) -> None:
     folder = request.getfixturevalue(kind)
-    whole, seed = body_of(folder), random.randrange(1 << 32)
+    whole, seed = body_of(folder), drawn_seed()
     draw = random.Random(seed)
-    print(f"seed {seed}")
     refused = 0
     try:
         for number in range(CASES):
