@@ -18,6 +18,15 @@ from tests.support.interpreters import Interpreter, run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recommenders.md").read_text()
 PROGRAMS = {code.split()[1].rstrip(":"): code for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)}
+#: Runs the script of its argument as a worker. The servers stay for an evaluator, and this one waits for who serves.
+BESIDE = """
+import os, pathlib, runpy, sys, time
+if os.environ.get("PS_ROLE") == "evaluator":
+    while not pathlib.Path("serve.py.ended").exists():
+        time.sleep(0.05)
+else:
+    runpy.run_path(sys.argv.pop(), run_name="__main__")
+"""
 COMMANDS = [line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S) for line in block.splitlines()]
 
 
@@ -28,9 +37,12 @@ def command(begins: str) -> list[str]:
 
 
 def script(folder: Path, *arguments: str) -> tuple[str, ...]:
-    """What has an interpreter run a program of the page in ``folder``."""
+    """What has an interpreter run a program of the page in ``folder``; at its end there is a file of its name."""
     code = f"import os, runpy, sys; os.chdir({str(folder)!r}); sys.path.insert(0, {str(folder)!r}); "
-    return "-c", code + "sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')", *arguments
+    code += (
+        "sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__'); open(sys.argv[0] + '.ended', 'w').close()"
+    )
+    return "-c", code, *arguments
 
 
 def table(folder: Path, name: str) -> dict[int, list[float]]:
@@ -49,7 +61,9 @@ def test_a_reader_trains_serves_and_exports_what_the_page_prints(tmp_path: Path)
     served = Interpreter(*script(tmp_path, "serve.py", address.replace("7000", port)))
     try:
         job = [port if word == "7000" else word for word in command("ps-run ")]
-        done = forked.run(tmp_path, "--no-progress", "--seed", "1", *job[:-1], str(tmp_path / job[-1]))
+        (tmp_path / "beside.py").write_text(BESIDE)
+        flags = ("--no-progress", "--seed", "1", "--evaluators", "1")
+        done = forked.run(tmp_path, *flags, *job[:-1], "beside.py", job[-1])
         assert done.returncode == 0, done.stdout + done.stderr
         assert served.wait() == 0
         told = served.stdout.read()
