@@ -23,7 +23,7 @@ MODES = {
 
 SETTINGS = {
     "digits.py": ("--epochs", choose("8", "5"), "--expect-accuracy", choose("0.95", "0.93")),
-    "gan_digits.py": ("--epochs", choose("14", "5"), "--lr", "0.002", "--expect-distance", choose("0.3", "0.45")),
+    "gan_digits.py": ("--epochs", choose("14", "8"), "--lr", "0.002", "--expect-distance", choose("0.3", "0.4")),
     "char_lm.py": ("--epochs", "1", "--stride", choose("128", "512"), "--expect-loss", choose("4.0", "5.0")),
 }
 
