@@ -70,16 +70,16 @@ def act() -> int:
     policy, version, trainer = Policy(), versions.get(), None
     while version is not None:
         version.apply_(policy)
-        if trainer is None:
-            host, port = version.metadata["episodes"]
-            trainer = Client((host, port), authkey=str(version.metadata["key"]).encode())
         number = version.number
-        while versions.empty():
-            try:
+        try:
+            if trainer is None:
+                host, port = version.metadata["episodes"]
+                trainer = Client((host, port), authkey=str(version.metadata["key"]).encode())
+            while versions.empty():
                 trainer.send(play(policy, number))
                 trainer.recv()  # the trainer has taken it
-            except (EOFError, OSError):
-                return 0
+        except (EOFError, OSError):
+            return 0
         version = versions.get()
     return 0
 
