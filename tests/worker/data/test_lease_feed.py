@@ -52,6 +52,10 @@ class Coordinator:
         with self._lock:
             return self.leases.lease(rank, rank + 1, ask).value
 
+    def leased(self, rank: int) -> list[list[int]]:
+        with self._lock:
+            return list(self.leases.persisted_state()["data"]["holders"][str(rank)]["leased"])
+
     @property
     def free(self) -> list[list[int]]:
         with self._lock:
@@ -106,15 +110,17 @@ def test_each_request_names_what_the_worker_holds(coordinator: Coordinator) -> N
         wait_until(lambda: len(coordinator.asks) == 2)
         feed.trained(Span(0, 4))
         assert feed.take() == Span(10, 20)
-        wait_until(lambda: len(coordinator.asks) == 3)
+        wait_until(lambda: feed.ready)
     assert [ask.held for ask in coordinator.asks] == [(), (Span(0, 10),), (Span(4, 20),), (Span(4, 30),)]
     assert [ask.trained for ask in coordinator.asks] == [(), (), (Span(0, 4),), ()]
 
 
 def test_what_a_request_gets_that_comes_after_its_repetition_was_answered_is_leased_again(
-    coordinator: Coordinator,
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The epoch waited for it for ever: the worker was told that it had itself the last items."""
+    # No other request comes before the late one.
+    monkeypatch.setattr("ps_worker.times.LEASE_SECONDS", 600.0)
     with feeding(coordinator, rank=1) as other:
         held = [other.take() for _ in range(4)]
         with feeding(coordinator, begin=100) as feed:
@@ -167,7 +173,8 @@ def test_what_the_other_gives_back_comes_to_who_waits(coordinator: Coordinator) 
         with feeding(coordinator, rank=1) as second:
             spans = [span for span in iter(second.take, None) if second.trained(span) is None]
             assert not second.wait(0.05)
-            assert second.holders == (0,)
+            # The answer to the request that reports its last items.
+            wait_until(lambda: second.holders == (0,))
             first.close()
             spans += train_all(second)
         assert held == [Span(0, 10)]
@@ -181,9 +188,8 @@ def test_a_report_waits_for_no_other_lease(coordinator: Coordinator) -> None:
         while (span := feed.take()) is not None:
             feed.trained(span)
         feed.wait(0)
-        held = coordinator.leases.persisted_state()["data"]["holders"]
-        wait_until(lambda: not coordinator.leases.persisted_state()["data"]["holders"]["0"]["leased"])
-        assert held["1"]["leased"]
+        wait_until(lambda: not coordinator.leased(0))
+        assert coordinator.leased(1)
 
 
 class Session:

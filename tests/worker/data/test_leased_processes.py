@@ -27,7 +27,9 @@ import sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 import ps_worker
+from ps_worker.data import leased_loader
 
+leased_loader.BRIEF_CALL_SECONDS = 20.0
 address, epochs, stop_after = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 with ps_worker.connect(address, device="cpu") as cluster:
     loader = cluster.shard(DataLoader(TensorDataset(torch.arange({ITEMS})), batch_size=4, shuffle=True))
@@ -45,14 +47,14 @@ with ps_worker.connect(address, device="cpu") as cluster:
 Python sees a signal that comes just before a call that blocks only after the call: so none blocks for long.
 """
 
-SETTINGS = ClusterSettings(lease_seconds=3.0, heartbeat_seconds=0.1, seed=5)
+SETTINGS = ClusterSettings(heartbeat_seconds=0.1, seed=5)
 
 
 class Worker:
     """A training script in a process of its own."""
 
     def __init__(self, script: str, *arguments: str) -> None:
-        self.process = Interpreter("-c", script, *arguments)
+        self.process = Interpreter("-c", script, *arguments, PS_TERMINATION_SECONDS="60")
         self.lines: list[str] = []
 
     def run_until(self, word: str) -> None:

@@ -21,7 +21,9 @@ WORKER = """
 import select, sys
 import ps_worker
 from ps_worker import files
+from ps_worker.data import leased_loader
 
+leased_loader.BRIEF_CALL_SECONDS = 20.0
 address, pattern, epochs, stop_after = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 with ps_worker.connect(address, device="cpu") as cluster:
     batches = cluster.files(pattern, {"id": files.ids("id")}, batch_size=8)
