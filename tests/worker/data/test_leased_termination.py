@@ -16,24 +16,34 @@ from tests.worker.jobs import Job, running_job
 
 ITEMS = choose(2000, 800)
 TOLD_TO_END = choose(40, 3)
+#: A worker that is told to end comes no further, however late it is told.
+MOST_STEPS = 100
 
 WORKER = f"""
 import sys
+import time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 import ps_worker
+from ps_worker.data import leased_loader
 
+leased_loader.BRIEF_CALL_SECONDS = 20.0
 with ps_worker.connect(sys.argv[1], device="cpu") as cluster:
     parameters = [torch.nn.Parameter(torch.zeros(20_000)) for _ in range(2)]
     optimizer = cluster.optimizer(torch.optim.SGD, parameters, lr=1.0, overlap=sys.argv[2] == "overlap")
     loader = cluster.shard(DataLoader(TensorDataset(torch.arange({ITEMS})), batch_size=2))
     print("begun", flush=True)
-    for (batch,) in loader:
+    for number, (batch,) in enumerate(loader):
+        while number == int(sys.argv[3]):
+            time.sleep(0.1)
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, -float(len(batch)))
         optimizer.step()
 """
-"""Adds the number of samples to every element of two parameters, one on each shard."""
+"""Adds the number of samples to every element of two parameters, one on each shard.
+
+The last argument is the number of steps after which it waits for SIGTERM, -1 for one that trains to the end.
+"""
 
 
 def trained(job: Job) -> list[torch.Tensor]:
@@ -51,7 +61,8 @@ def test_workers_that_are_told_to_end_lose_no_step_and_repeat_none(style: str) -
     with running_job(shards=2, workers=0, lease_seconds=60.0) as job:
         codes = []
         for turn in range(TOLD_TO_END + 1):
-            worker = Interpreter("-c", WORKER, job.address, style, PS_TERMINATION_SECONDS="60")
+            last = MOST_STEPS if turn < TOLD_TO_END else -1
+            worker = Interpreter("-c", WORKER, job.address, style, str(last), PS_TERMINATION_SECONDS="60")
             try:
                 # The last one, and one that finds no data, trains to the end.
                 assert worker.stdout.readline() == "begun\n"
