@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,31 +17,57 @@ from tests.worker.jobs import Job, running_job
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits.py"
 
+PAUSING = """
+import runpy, sys
+from ps_worker.optimizer import PsOptimizer
+
+step, steps = PsOptimizer.step, 0
+
+def pausing(optimizer):
+    global steps
+    steps += 1
+    if steps in (1, 6):
+        print("pauses", flush=True)
+        sys.stdin.readline()
+    step(optimizer)
+
+PsOptimizer.step = pausing
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script that says so before its first step and before its sixth, and waits for a line."""
+
 
 @contextmanager
 def digits(job: Job, rank: int) -> Iterator[Interpreter]:
     command = (str(DIGITS), "--epochs", "4", "--batch-size", "16", "--expect-accuracy", "0.8")
     shared().load("sklearn.datasets")
-    process = Interpreter(*command, PS_COORDINATOR=job.address, PS_RANK=str(rank))
+    process = Interpreter("-c", PAUSING, *command, PS_COORDINATOR=job.address, PS_RANK=str(rank))
     try:
         yield process
     finally:
         process.close()
 
 
+def go_on(*workers: Interpreter, pauses: int = 1) -> None:
+    for worker in workers:
+        worker.stdin.write("\n" * pauses)
+        worker.stdin.flush()
+
+
 @pytest.mark.parametrize("mode", choose([Mode.ASYNC, Mode.SYNC], [Mode.SYNC]))
 def test_digits_is_learned_though_a_worker_is_killed_and_another_joins(mode: Mode) -> None:
-    pause = threading.Event()
-    settings = {"lease_seconds": 3.0, "consistency": Consistency(mode)}
+    settings = {"consistency": Consistency(mode)}
     with running_job(workers=0, **settings) as job, digits(job, 0) as first, digits(job, 1) as killed:
-        while len(job.view.live(Role.WORKER)) < 2:
-            assert (first.poll(), killed.poll()) == (None, None)
-            pause.wait(0.05)
+        # Both have the model before one makes a step, and both stand still in the middle.
+        assert [each.stdout.readline() for each in (first, killed)] == ["pauses\n"] * 2
+        go_on(first, killed)
+        assert [each.stdout.readline() for each in (first, killed)] == ["pauses\n"] * 2
         with digits(job, 2) as joined:
-            while job.member(Role.WORKER, 1).stats.steps < 5:
-                assert (first.poll(), killed.poll()) == (None, None)
-                pause.wait(0.05)
+            assert joined.stdout.readline() == "pauses\n"
             killed.kill()
+            go_on(joined, pauses=2)
+            go_on(first)
             said = first.stdout.read()
             assert (first.wait(), joined.wait()) == (0, 0), said
             assert "test accuracy" in said
