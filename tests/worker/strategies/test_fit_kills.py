@@ -65,6 +65,8 @@ def test_a_fit_ends_when_a_worker_and_a_shard_are_killed_in_the_middle(tmp_path:
         job.says("half-way")
         job.kill("worker")
         job.kill("shard")
+        # Only then the other goes on: alone it would end this epoch, and the file would have it.
+        job.says(f"continues after {int(with_checkpoint)} epochs")
         job.go_on()
         assert job.ends() == 0, job.output
     finally:
