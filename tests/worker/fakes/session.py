@@ -158,5 +158,5 @@ def job(shards: int = 2) -> Iterator[FakeSession]:
     finally:
         for shard in session.shards:
             shard.faults.release.put(None)
-            shard.stop()
+            shard.close()
         session.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,11 @@ class FakeShard:
         #: The push that ``on_push`` was called for.
         self._under_way: tuple[pb.PushHeader, list[torch.Tensor], bytes] | None = None
         self.address = "127.0.0.1:0"
+        #: Keeps the port while the server is stopped, so that nobody else gets it before it starts again.
+        self._place = socket.socket()
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self.serve()
+        self._place.bind(("127.0.0.1", int(self.address.rpartition(":")[2])))
 
     def serve(self) -> None:
         """Start, at the address of before if there was one."""
@@ -59,6 +64,11 @@ class FakeShard:
         if self._server is not None:
             self._server.stop(None).wait()
             self._server = None
+
+    def close(self) -> None:
+        """Stop, and give the port back."""
+        self.stop()
+        self._place.close()
 
     def take_under_way(self, worker: tuple[int, int]) -> None:
         """Apply the push under way, whose answer will not come."""

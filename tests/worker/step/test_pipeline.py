@@ -17,6 +17,7 @@ from ps_protocol.errors import (
 from ps_protocol.model.spec import Options
 from ps_protocol.wire.convert.options import options_from_pb
 from ps_worker import Outcome
+from tests.support.shards import wait_until
 from tests.worker.fakes import FakeSession
 from tests.worker.step.stepping import started
 
@@ -88,6 +89,7 @@ def test_an_arrival_reaches_a_shard_whose_stream_broke(session: FakeSession) -> 
     worker.step()
     session.shards[0].stop()
     session.shards[0].serve()
+    wait_until(lambda: not worker.pipeline.streams[0].is_open)
     worker.pipeline.arrive(0)
     worker.pipeline.close()
     assert session.shards[0].opens[-1].phase == 0
