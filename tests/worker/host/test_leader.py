@@ -96,8 +96,8 @@ def test_followers_are_heard_while_the_leader_opens_a_stream_that_has_ended(lead
     one.deposit(DEPOSIT, [])
 
     def opens(waits_for: object) -> None:
-        if len(leader._rounds.pending) == 1:
-            two.deposit(DEPOSIT, [])
+        wait_until(lambda: len(leader._rounds.pending) == 1)
+        two.deposit(DEPOSIT, [])
         wait_until(lambda: leader._rounds.is_complete)
 
     assert [each.worker.rank for each in leader.gather(LEAD, None, opens)] == [1, 2]
