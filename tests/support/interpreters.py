@@ -75,7 +75,14 @@ def run(*arguments: str, seconds: float = PATIENCE_SECONDS, **environment: str) 
 def alive() -> list[int]:
     """Processes forked for this test session that have not ended."""
     children = psutil.Process(shared().pid).children()
-    return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return [child.pid for child in children if _lives(child)]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Popen:

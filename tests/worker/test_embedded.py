@@ -72,18 +72,32 @@ def alone(monkeypatch):
         monkeypatch.delenv(name)
 
 
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def wait_until_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+    while any(map(lives, pids)):
         assert time.monotonic() < deadline, f"processes {pids} live"
         time.sleep(0.02)
+
+
+def is_server(process: psutil.Process) -> bool:
+    try:
+        return "ps_server." in " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
 
 
 def test_a_script_without_an_address_trains_with_servers_of_its_own(alone, capfd):
     with ps_worker.connect() as cluster:
         assert (cluster.rank, cluster.world_size) == (0, 1)
         # Other tests in this process may have children of their own.
-        servers = [each for each in psutil.Process().children() if "ps_server." in " ".join(each.cmdline())]
+        servers = [each for each in psutil.Process().children() if is_server(each)]
         assert len(servers) == 2
         model, reference = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
         reference.load_state_dict(model.state_dict())

@@ -205,7 +205,7 @@ def test_a_process_whose_place_was_taken_over_is_fenced() -> None:
 
 
 def test_a_forked_loader_process_neither_leaves_nor_ends_the_membership() -> None:
-    with running_job(lease_seconds=10.0) as job:
+    with running_job(lease_seconds=60.0) as job:
         cluster = job.cluster()
         incarnation = cluster._session.incarnation
         loader = cluster.shard(DataLoader(TensorDataset(torch.arange(8)), batch_size=2, num_workers=2))
