@@ -170,7 +170,10 @@ def test_ctrl_c_gets_through_a_barrier(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.parametrize(("reason", "patience_seconds"), [("ValueError: no", 60.0), ("", 0.5)])
-def test_leaving_a_coordinator_that_is_gone_takes_seconds_or_as_long_as_was_told(reason, patience_seconds) -> None:
+def test_leaving_a_coordinator_that_is_gone_takes_seconds_or_as_long_as_was_told(
+    reason, patience_seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ps_protocol.times.BRIEF_CALL_SECONDS", 2.0)
     with running_job(start_shards=1) as job:
         session = Session.join(replace(job.config(), reconnect_timeout_seconds=patience_seconds))
     begin = time.monotonic()
