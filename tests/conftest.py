@@ -17,13 +17,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ps_worker  # noqa: I001 -- first, for it tells gRPC about forks
 import torch
+from ps_protocol import logs, times
 from tests.recovery.zygote import NURSERY, nursery, shared
 from tests.support import length
 
 length.load_profile()
 
-# Tests say over which transport a worker goes: on a busy machine its side channel may take its time.
+# Tests say over which transport a worker goes: on a busy machine its side channel may take its time. So may shards
+# whose state is shown.
 ps_worker.times.SIDE_CHANNEL_SECONDS = 60.0
+times.STATUS_CALL_SECONDS = 60.0
 
 MEMORY_DISK, ITS_FREE_BYTES = Path("/dev/shm"), 4 << 30
 
@@ -115,6 +118,21 @@ def _gradients_stay_enabled():
     """A test that interrupts a call at any moment may interrupt the end of its ``no_grad``."""
     yield
     torch.set_grad_enabled(True)
+
+
+@pytest.fixture(autouse=True)
+def _log_stays():
+    """A program that a test calls in this process sets up its log: later tests would see more records, and handlers
+    that write to what is closed.
+    """
+    root = logging.getLogger()
+    handlers, level, facts = root.handlers[:], root.level, dict(logs._process)
+    yield
+    for handler in root.handlers[:]:
+        if handler not in handlers:
+            root.removeHandler(handler)
+    root.setLevel(level)
+    logs._process.update(facts)
 
 
 @pytest.fixture(autouse=True)

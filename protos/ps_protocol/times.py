@@ -19,6 +19,8 @@ CONNECT_SECONDS = 5.0
 
 BRIEF_CALL_SECONDS = 2.0
 """A caller that goes on without the answer waits so long for it."""
+STATUS_CALL_SECONDS = 2.0
+"""A caller that shows the state of shards waits so long for them, and leaves out those that do not answer."""
 REPEATED_CALL_SECONDS = 5.0
 """A caller that asks again and again waits so long for one answer."""
 CALL_SECONDS = 10.0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from ps_protocol import times
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.cluster.view import ClusterView, Role
@@ -77,7 +78,7 @@ def statuses_of(client: CoordinatorClient, maps: Iterable[ShardMap], view: Clust
             stubs[number] = ShardStub(channel)  # type: ignore[no-untyped-call]
         calls = [
             # Shards that do not answer by then are left out, and the caller says so.
-            (name, stubs[number].GetModel.future(pb.GetModelRequest(model=name), timeout=1.0))
+            (name, stubs[number].GetModel.future(pb.GetModelRequest(model=name), timeout=times.STATUS_CALL_SECONDS))
             for name, holders in ((shard_map.spec.name, shard_map.holders) for shard_map in maps)
             for number in holders
             if number in stubs
