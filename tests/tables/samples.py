@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +60,16 @@ def random_ids(random: np.random.Generator, count: int) -> Ids:
 
 def ids_there(held: ShardTable) -> set[int]:
     return {int(id_) for bucket in range(held.spec.buckets) for id_ in held.contents(bucket).ids}
+
+
+def resident(array: npt.NDArray[np.float32]) -> float:
+    """The part of its whole pages that has memory, by the kernel's account, or was moved out of it."""
+    page, begin = mmap.PAGESIZE, array.ctypes.data
+    first, last = -(-begin // page), (begin + array.nbytes) // page
+    with Path("/proc/self/pagemap").open("rb") as pages:
+        pages.seek(8 * first)
+        entries = np.frombuffer(pages.read(8 * (last - first)), np.uint64)
+    return float((entries >> np.uint64(62) != 0).mean())
 
 
 def same(a: BucketContents, b: BucketContents) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from ps_server.tables.arrays import Reserved
 from ps_server.tables.store import RowStore
 from ps_server.tables.table import ShardTable
 from tests.support.length import few
-from tests.tables.samples import random_ids, same, spec, table, use, values
+from tests.tables.samples import random_ids, resident, same, spec, table, use, values
 
 SEEDS = few(range(3))
 
@@ -126,20 +124,20 @@ def test_memory_comes_before_the_rows_and_some_more() -> None:
     assert ahead is not None
     ahead()
     assert store.memory_ahead(ids) is None, "it is there"
-    assert _resident(store.rows[: ids.size]) == 1.0
+    assert resident(store.rows[: ids.size]) == 1.0
     store.insert(ids, 1)
     more = np.arange(20_000, 21_000)
     store.look_up(more, np.empty((more.size, 16), np.float32))
     beyond = store.memory_ahead(more)
     assert beyond is not None
     beyond()
-    assert _resident(store.rows[:22_000]) == 1.0, "as many more"
+    assert resident(store.rows[:22_000]) == 1.0, "as many more"
     known = np.arange(100)
     store.look_up(known, np.empty((known.size, 16), np.float32))
     assert store.memory_ahead(known) is None
     store.remove(ids)
     assert store._populated == store.count == 0
-    assert _resident(store.rows[512:22_000]) == 0.0, "it is given back with the rows"
+    assert resident(store.rows[512:22_000]) == 0.0, "it is given back with the rows"
 
 
 def test_rows_that_are_there_need_no_memory() -> None:
@@ -167,13 +165,3 @@ def test_memory_in_use_keeps_its_values_while_it_is_taken() -> None:
         assert np.array_equal(column.array[:, 0], np.arange(count) * turn)
     helper.join()
     Reserved(10, 0, np.float32).populate(0, 10)
-
-
-def _resident(array: np.ndarray) -> float:
-    """The part of its whole pages that has memory, by the kernel's account."""
-    page, begin = mmap.PAGESIZE, array.ctypes.data
-    first, last = -(-begin // page), (begin + array.nbytes) // page
-    with Path("/proc/self/pagemap").open("rb") as pages:
-        pages.seek(8 * first)
-        entries = np.frombuffer(pages.read(8 * (last - first)), np.uint64)
-    return float((entries >> np.uint64(63)).mean())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from ps_server.tables.bucket_contents import BucketChanges, BucketContents
 from ps_server.tables.saves import SavedBuckets
 from ps_server.tables.table import ShardTable
 from tests.support.length import paired
+from tests.support.seeds import drawn_seed
 from tests.tables.samples import NO_IDS, random_ids, spec, table, use
 from tests.tables.test_rows_on_disk import LIVES, act, memory_of, same
 
@@ -43,8 +43,7 @@ def assert_same(one: ShardTable, other: ShardTable) -> None:
 def test_everything_and_the_changes_after_it_are_the_table_whatever_happened(
     tmp_path: Path, life: str, on_disk: bool
 ) -> None:
-    seed = int.from_bytes(os.urandom(4))
-    print(f"seed {seed}")
+    seed = drawn_seed()
     of = spec("adagrad", dim=3, life=LIVES[life])
     held = ShardTable(of, range(of.buckets), memory_of(tmp_path, of, 50) if on_disk else None)
     random = np.random.default_rng(seed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +12,7 @@ from ps_server.tables import id_map
 from ps_server.tables.id_map import BLOCK, LEAD
 from ps_server.tables.store import Columns, RowStore, map_capacity
 from tests.support.length import examples
-from tests.tables.samples import random_ids
+from tests.tables.samples import random_ids, resident
 
 _ID = st.one_of(st.integers(0, 60), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-1, 2**63 - 1, -(2**63)]))
 _ACTION = st.tuples(st.sampled_from(["insert", "insert", "remove"]), st.lists(_ID, max_size=60, unique=True))
@@ -183,28 +181,14 @@ def test_memory_of_rows_that_went_is_given_back() -> None:
     ids = np.arange(40_000)
     store.insert(ids, 0)
     store.rows[: store.count] = 1
-    assert _resident_bytes(store) >= store.count * 1024
+    rows = store.rows[: ids.size]
+    assert resident(rows) == 1.0
     store.remove(ids[2_000:])
-    assert _resident_bytes(store) < 2_000 * 1024 + (4 << 20)
+    assert resident(rows) * rows.nbytes < 2_000 * 1024 + (4 << 20)
     assert (store.rows[: store.count] == 1).all()
     store.insert(ids, 0)
     assert (store.rows[:2_000] == 1).all()
     assert (store.rows[10_000:10_100] == 0).all()
-
-
-def _resident_bytes(store: RowStore) -> int:
-    """Of the column of values."""
-    address = store.rows.ctypes.data
-    with Path("/proc/self/smaps").open() as file:
-        inside, kilobytes = False, 0
-        for line in file:
-            head = line.split()[0]
-            if "-" in head and not head.endswith(":"):
-                begin, end = (int(part, 16) for part in head.split("-"))
-                inside = begin < address + store.rows.nbytes and address < end
-            elif inside and head == "Rss:":
-                kilobytes += int(line.split()[1])
-    return kilobytes * 1024
 
 
 def test_more_rows_than_fit_into_memory_are_refused_before_anything_changes() -> None:
