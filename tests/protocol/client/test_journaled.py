@@ -91,11 +91,11 @@ def test_announcing_waits_for_a_coordinator_that_is_away(coordinator: TestCoordi
 
 @contextmanager
 def process(port: int, folder: Path, ready: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A real ps-coordinator with leases of 3 seconds, ready to answer."""
+    """A real ps-coordinator with leases of 8 seconds, ready to answer."""
     environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
     ready.unlink(missing_ok=True)
     command = (sys.executable, "-m", "ps_server.coordinator.main", "--port", str(port), "--data-dir", str(folder))
-    settings = ("--lease-seconds", "3", "--heartbeat-seconds", "0.1", "--ready-file", str(ready))
+    settings = ("--lease-seconds", "8", "--heartbeat-seconds", "0.1", "--ready-file", str(ready))
     with subprocess.Popen([*command, *settings], stderr=subprocess.DEVNULL, env=environment) as child:
         try:
             deadline = time.monotonic() + 60
@@ -124,7 +124,7 @@ def test_a_coordinator_killed_and_away_for_longer_than_a_lease_finds_its_members
             child.kill()
             child.wait(WAIT)
             # Longer than a lease: this is what is tested, not a wait for something to happen.
-            time.sleep(4.0)
+            time.sleep(9.0)
             child = stack.enter_context(process(port, tmp_path, ready))
             wait_until_heard(client, s, w)
             with member(address) as newcomer:

@@ -49,7 +49,8 @@ def test_a_watcher_that_stood_still_does_not_take_that_for_a_death() -> None:
     assert watched(watch, 7200.0 + HANGS_SECONDS, 5 * HANGS_SECONDS, step=10.0)
 
 
-def test_work_shows_life_until_it_ends_and_its_error_is_raised() -> None:
+def test_work_shows_life_until_it_ends_and_its_error_is_raised(monkeypatch: Any) -> None:
+    monkeypatch.setattr("ps_protocol.times.LIFE_SECONDS", 60.0)
     pipe = LifePipe(0.0)
 
     async def work() -> None:

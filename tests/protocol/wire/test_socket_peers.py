@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from itertools import count
@@ -44,6 +45,7 @@ def test_a_peer_of_a_non_blocking_socket_is_given_up_when_it_stalls():
 def test_a_peer_that_stalls_in_the_middle_of_a_transfer_is_given_up(kind: str):
     with pair(stall_seconds=0.05, kind=kind) as (one, other):
         one.sendall(b"12345")
+        assert select.select([other], [], [], 60)[0]
         buffers, views = targets([2, 8])
         with pytest.raises(ConnectionAbortedError, match="stalled"):
             receive_into(other, views)
