@@ -190,7 +190,7 @@ class _Server(ThreadingHTTPServer):
             oldest = next((each for each in self._served.values() if each.asks), None)
             if oldest is not None:
                 oldest.end()
-        return oldest is not None and self._places.acquire(timeout=1.0)
+        return oldest is not None and self._places.acquire(timeout=times.CONNECT_SECONDS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve one connection on a thread, if another one is admitted."""

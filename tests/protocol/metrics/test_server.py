@@ -142,13 +142,12 @@ def test_connections_without_a_whole_request_keep_nobody_out(serve):
     server = serve()
     host, _, port = server.address.rpartition(":")
     with ExitStack() as stack:
-        held = [
-            stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
-            for _ in range(server_module.CONNECTIONS)
-        ]
-        for each in held:
-            each.sendall(b"GET /metrics HTT")
-        wait_until(lambda: len(server._server._served) == server_module.CONNECTIONS)
+        held = []
+        while len(held) < server_module.CONNECTIONS:
+            held.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=60)))
+            held[-1].sendall(b"GET /metrics HTT")
+            # Each is served by a thread of its own: one that begins late would count as the younger one.
+            wait_until(lambda: len(server._server._served) == len(held))
         for _ in range(3):
             assert get(server)[0] == 200
         assert held[0].recv(1) == b"", "the one that has waited longest is closed"
