@@ -18,6 +18,7 @@ from tests.support.interpreters import Interpreter, run
 SCRIPTS = Path(__file__).with_name("scripts")
 ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 60.0
+RUN_SECONDS = 150.0
 
 #: Arguments are a folder, "one" or "both", a script and its own: the script in the folder, in a session of its own.
 _BEGIN = """
@@ -97,7 +98,7 @@ class Job:
     def call(self, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
         """``run`` of a command that was made before."""
         begun = ("-c", _BEGIN, str(self.folder), "both", *command[1:])
-        done = run(*begun, seconds=60.0, **{**self._added(), **environment})
+        done = run(*begun, seconds=RUN_SECONDS, **{**self._added(), **environment})
         self.leaves_nothing()
         return done
 
@@ -108,7 +109,7 @@ class Job:
         command = self.command(*flags, script=script, arguments=arguments)
         env = {**self.environment(), **environment}
         done = subprocess.run(
-            command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=RUN_SECONDS, check=False
         )
         self.leaves_nothing()
         return done

@@ -218,8 +218,7 @@ def test_descriptors_that_it_inherits_stay_open_in_it(shared, tmp_path, monkeypa
 
 
 def test_it_waits_until_it_can_be_forked_and_a_signal_before_that_is_its_end(machine):
-    child = machine.start(0)
-    os.kill(machine.forks.pid, signal.SIGSTOP)
+    child = machine.start(0, STOPS="1")
     assert child.waits
     assert machine.machine.look()
     assert child.poll() is None

@@ -34,8 +34,8 @@ def test_move_gives_a_spare_shard_its_share_and_says_how_long_training_held_stil
     done = job.psctl("move", "--to", "2")
     assert done.exit_code == 0, done.output
     line, last = done.output.splitlines()
-    assert line.startswith("moved 2.0 kB in 1 batch of 2.0 kB; training paused for 0.")
-    assert last.startswith("moved 2.0 kB in 1 batch; longest pause 0.")
+    assert re.fullmatch(r"moved 2\.0 kB in 1 batch of 2\.0 kB; training paused for \d+\.\d\d s", line)
+    assert re.fullmatch(r"moved 2\.0 kB in 1 batch; longest pause \d+\.\d\d s", last)
     assert job.slices() == [3, 3, 2]
     again = job.psctl("move", "--balance")
     assert (again.exit_code, again.output) == (0, "nothing had to move\n")
@@ -44,7 +44,7 @@ def test_move_gives_a_spare_shard_its_share_and_says_how_long_training_held_stil
 def test_moves_as_json_are_one_object_and_the_progress_is_on_stderr(job):
     moved = job.psctl("move", "--to", "2", "--json")
     assert moved.exit_code == 0, moved.output
-    assert "training paused for 0." in moved.stderr
+    assert "training paused for " in moved.stderr
     facts = json.loads(moved.stdout)
     assert facts.pop("longest_pause_seconds") > 0
     assert facts == {"moved_bytes": 2048, "batches": 1}

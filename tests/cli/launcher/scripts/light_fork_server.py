@@ -1,13 +1,15 @@
 """What shards are forked from, as it is, without the imports of a shard; a forked shard tells what it is, and waits.
 
-With THREAD it has a thread after its imports, with SAYS they write that, with FAILS they fail. With NO_FORK=N no
-process is forked from the Nth on. A forked shard ENDS with that exit code, or raises with ENDS=raises.
+With THREAD it has a thread after its imports, with SAYS they write that, with FAILS they fail, with STOPS they stop
+it. With NO_FORK=N no process is forked from the Nth on. A forked shard ENDS with that exit code, or raises with
+ENDS=raises.
 """
 
 import itertools
 import json
 import os
 import resource
+import signal
 import sys
 import threading
 from contextlib import suppress
@@ -23,6 +25,8 @@ def serving():
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     if text := os.environ.get("SAYS"):
         print(text, file=sys.stderr)
+    if os.environ.get("STOPS"):
+        os.kill(os.getpid(), signal.SIGSTOP)
     if os.environ.get("FAILS"):
         raise ImportError("as asked")
     if first := os.environ.get("NO_FORK"):

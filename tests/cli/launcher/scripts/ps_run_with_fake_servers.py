@@ -1,6 +1,6 @@
 """ps-run as it is, but for its servers, and for what the coordinator tells it: with WANTS that worker 0 is wanted, once
 there is a file "hangs"; with WANTS=refused nothing; with WANTS=shard that the shard is lost whose process is the first.
-A server that shows no life, or that is stopped, hangs SILENT (3) seconds later: that is longer than what counts where
+A server that shows no life, or that is stopped, hangs SILENT (5) seconds later: that is longer than what counts where
 ps-run itself is kept waiting. The process that is REFUSED cannot be started.
 """
 
@@ -23,7 +23,7 @@ from ps_server.cli.launcher import main as entry
 fake = (sys.executable, str(Path(__file__).with_name("fake_server.py")))
 entry.Programs = functools.partial(entry.Programs, servers=(fake, fake))
 wants = os.environ.get("WANTS")
-times.HANGS_SECONDS = float(os.environ.get("SILENT", "3"))
+times.HANGS_SECONDS = float(os.environ.get("SILENT", "5"))
 if refused := os.environ.get("REFUSED"):
     child = machines.Child
 
