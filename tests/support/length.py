@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any, TypeVar
 
@@ -24,6 +25,12 @@ settings.register_profile("full", deadline=None, print_blob=True, max_examples=1
 def load_profile() -> None:
     """Have Hypothesis use the profile of this length where a test does not set its own number of examples."""
     settings.load_profile("full" if FULL else "short")
+    if not FULL:
+        # It draws constants of our modules, too: other ones after tests that have imported others.
+        with suppress(ImportError):
+            from hypothesis.internal.conjecture import providers
+
+            providers._get_local_constants = providers.Constants
 
 
 def choose(full: T, short: T) -> T:
