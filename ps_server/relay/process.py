@@ -90,8 +90,8 @@ async def serve(
             limit_counts=counts,
         )
         held.address = config.advertise or server.address
-        following.begin(held)
         say("relay", f"relay serves at {held.address}")
+        following.begin(held)  # whose threads may have something to say at once
         read = call_on_loop(asyncio.get_running_loop(), RelayMetrics(held, following, counts).read)
         job = {JOB_LABEL: config.security.job}
         if metrics := serve_metrics(config.metrics, RELAY.role, read, job, security=security):
