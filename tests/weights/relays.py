@@ -42,6 +42,10 @@ class Relay:
     def versions(self) -> list[int]:
         return [number for _, number, _ in self.received]
 
+    def received_of(self, name: str, number: int) -> list[Received]:
+        """What version ``number`` of ``name`` took, each time that it came."""
+        return [received for *version, received in self.received if version == [name, number]]
+
 
 @contextmanager
 def relaying(

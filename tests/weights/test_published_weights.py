@@ -37,6 +37,7 @@ from ps_protocol.errors import (
     UnknownVersion,
     VersionGone,
 )
+from ps_protocol.launch.ports import free_port
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.weights import pieces
@@ -409,6 +410,7 @@ def test_what_cannot_be_published_is_refused(options: dict[str, Any]) -> None:
         assert cluster.publish("policy", optimizer, step=1, wait=True) == 1
 
 
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_cache_of_another_job_is_dropped_with_a_word_whatever_its_number(
     tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
@@ -439,7 +441,9 @@ def test_a_cached_version_serves_while_the_coordinator_does_not_answer(
         with reader(job, cache=tmp_path) as versions:
             assert next(versions).number == 1
     monkeypatch.setattr("ps_protocol.times.BRIEF_CALL_SECONDS", 0.2)
-    with reader(job, cache=tmp_path, reconnect_timeout_seconds=0.2) as versions:
+    # The port of the job may be that of another one by now.
+    absent = f"127.0.0.1:{free_port()}"
+    with reader(job, cache=tmp_path, coordinator=absent, reconnect_timeout_seconds=0.2) as versions:
         assert next(versions).number == 1
         assert "version 1 is that of the cache" in caplog.text
         with pytest.raises(Unavailable):
@@ -563,6 +567,7 @@ def durable(folder: Path, durability: Durability = Durability.DURABLE) -> Storag
     return StorageConfig(durability=durability, data_dir=folder)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_versions_on_disk_are_there_again_after_their_shard_was_started_again(tmp_path: Path) -> None:
     with running_job(start_shards=0) as job:
         job.start_shard(0, storage=durable(tmp_path))
@@ -616,19 +621,21 @@ def test_a_version_is_published_while_a_checkpoint_is_being_written_and_slices_w
     def slow(*arguments: Any, **options: Any) -> Any:
         begun.set()
         assert go_on.wait(60)
-        return write_part(*arguments, **options)
+        written = write_part(*arguments, **options)
+        ended.append("part")  # before the coordinator hears of it
+        return written
 
     write_part = quiesce.write_part
     monkeypatch.setattr(quiesce, "write_part", slow)
     ended: list[str] = []
+    made: list[Any] = []
     with running_job(shards=2, checkpoints=CheckpointConfig(tmp_path)) as job:
         model, mine = net(), net(2)
         cluster, optimizer = published(job, model)
 
         def checkpoint() -> None:
             with admin.connect(job.address) as operator:
-                operator.checkpoint()
-            ended.append("checkpoint")
+                made.append(operator.checkpoint())
 
         def drain() -> None:
             with admin.connect(job.address) as operator:
@@ -651,7 +658,8 @@ def test_a_version_is_published_while_a_checkpoint_is_being_written_and_slices_w
             go_on.set()
             for thread in threads:
                 thread.join(60)
-        assert ended == ["checkpoint", "move"]
+        assert ended == ["part", "part", "move"]
+        assert len(made) == 1
         assert cluster.publish("policy", optimizer, step=4, wait=True) == 4
 
 
@@ -898,6 +906,7 @@ def test_versions_of_a_released_model_are_gone() -> None:
             versions.fetch(1)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_the_readers_of_a_name_are_shown_with_what_they_have() -> None:
     with running_job() as job:
         cluster, optimizer = published(job, net())
@@ -1144,8 +1153,7 @@ def test_converted_values_are_kept_of_two_neighbouring_versions_only_and_deltas_
 
 def test_a_publisher_is_told_at_once_that_the_coordinator_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps_protocol.times.CHECKPOINT_SECONDS", 60.0)
-    with running_job() as job:
-        address = job.address
+    address = f"127.0.0.1:{free_port()}"
     ask = PublishAsk("policy", "model", 1, "{}", 8, "token")
     with CoordinatorClient(address) as client, pytest.raises(Unavailable, match="UNAVAILABLE"):
         list(client.publish(Member(Role.WORKER, 0, 1, ""), ask))
@@ -1163,8 +1171,7 @@ def test_a_publisher_hears_of_an_error_that_nobody_expected(monkeypatch: pytest.
 
 
 def test_a_job_without_a_coordinator_is_given_up_after_the_readers_time() -> None:
-    with running_job() as job:
-        address = job.address
+    address = f"127.0.0.1:{free_port()}"
     with (
         ps_worker.subscribe("policy", coordinator=address, reconnect_timeout_seconds=0.5) as versions,
         pytest.raises(Unavailable),

@@ -159,7 +159,9 @@ def test_memory_that_is_being_handed_over_is_not_used_again(monkeypatch: pytest.
         await handed_over(self, room)
 
     monkeypatch.setattr(SocketServerTransport, "hand_over", late)
-    with running_job() as job, reader(job) as versions, ThreadPoolExecutor(1) as pool:
+    with running_job(start_shards=0) as job, reader(job) as versions, ThreadPoolExecutor(1) as pool:
+        # It waits for what is handed over while the test publishes.
+        job.start_shard(0, side_channels=SideChannelConfig(token_seconds=60.0))
         model, mine = net(), net(2)
         cluster, optimizer = published(job, model)
         wanted = bits(model)
