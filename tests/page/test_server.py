@@ -242,7 +242,10 @@ def test_connections_that_ask_nothing_keep_nobody_out_and_end_in_time(monkeypatc
                     ]
                 )
         wait_until(lambda: _answers(job.url))
-        with Client(base_url=job.url) as client, messages(client) as told:
+        with Client(base_url=job.url) as client:
+            begun: list[Iterator[Any]] = []
+            wait_until(lambda: _begins(client, begun, stack))
+            (told,) = begun
             next(told)
             for each in flood:
                 with suppress(ConnectionError):
@@ -250,6 +253,14 @@ def test_connections_that_ask_nothing_keep_nobody_out_and_end_in_time(monkeypatc
             # A stream of events has no limit of time.
             next(told)
             next(told)
+
+
+def _begins(client: httpx.Client, begun: list[Iterator[Any]], stack: ExitStack) -> bool:
+    """As ``_answers``, for events."""
+    with suppress(httpx.TransportError):
+        begun.append(stack.enter_context(messages(client)))
+        return True
+    return False
 
 
 def _answers(url: str) -> bool:

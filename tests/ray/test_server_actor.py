@@ -162,7 +162,7 @@ def test_a_coordinator_that_is_stopped_is_killed_and_that_is_told(monkeypatch: p
         stop(actor, monkeypatch)
         wait_until(lambda: bool(ends))
         assert re.fullmatch(
-            r"the coordinator hung and was killed: it has shown no life for \d s; its log is empty", ends[0]
+            r"the coordinator hung and was killed: it has shown no life for \d+ s; its log is empty", ends[0]
         )
 
 
@@ -172,7 +172,7 @@ def test_a_shard_that_is_stopped_is_killed_and_that_is_told(monkeypatch: pytest.
         actor.address(60.0)
         stop(actor, monkeypatch)
         wait_until(lambda: bool(ends))
-        assert re.fullmatch(r"shard 1 hung and was killed: it has been stopped for \d s; its log is empty", ends[0])
+        assert re.fullmatch(r"shard 1 hung and was killed: it has been stopped for \d+ s; its log is empty", ends[0])
 
 
 def test_the_last_words_of_a_coordinator_that_could_not_save_are_told_at_its_stop() -> None:
