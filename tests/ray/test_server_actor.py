@@ -194,7 +194,8 @@ def test_a_server_that_takes_too_long_is_an_error() -> None:
 
 
 def test_a_server_that_is_stopped_before_it_starts_ends_at_once() -> None:
-    actor = ServerActor(NAME, RayPlan(shards=2, workers=1), "127.0.0.1")
+    # It has no address, however late it is ended.
+    actor = ServerActor(NAME, RayPlan(shards=2, workers=1, shard_options=("hangs",)), "127.0.0.1")
     actor.stop(0.0)
     assert actor.serve("127.0.0.1:7000").startswith("shard 1 was stopped")
     with pytest.raises(Unavailable, match="shard 1 was stopped"):
