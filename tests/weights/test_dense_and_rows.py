@@ -17,8 +17,9 @@ from ps_protocol.errors import InvalidRequest, NotReady, PsError, UnknownModel
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_worker import Version, rows
-from ps_worker.feed import TableCopy
+from ps_worker.feed import Cursor, TableCopy
 from tests.support.length import choose
+from tests.support.shards import wait_until
 from tests.weights.relays import relaying
 from tests.worker.jobs import Job, running_job, together
 
@@ -68,6 +69,11 @@ def following(job: Job, table: str = "words", model: str = "model") -> Iterator[
 
 def values(copy: TableCopy) -> np.ndarray:
     return np.unique(copy.rows(IDS.numpy()))
+
+
+def lineage(cursor: Cursor | None, shard: int) -> object:
+    """Of the rows of ``shard`` that have come; None: not all have."""
+    return (cursor or {"shards": {}})["shards"].get(str(shard), {}).get("lineage")
 
 
 def check(version: Version, copy: TableCopy, *, paused: bool) -> None:
@@ -137,6 +143,9 @@ def test_it_goes_on_after_shards_were_started_again(tmp_path: Path) -> None:
                     order.append(order.pop(0))
                     job.start_shard(order[-1], storage=storage(order[-1]))
                     job.wait_for_shards()
+                    # Its rows are away from when it begins to send them again until all have come.
+                    gone = lineage(version.tables["words"], order[-1])
+                    wait_until(lambda: lineage(copy.cursor, order[-1]) not in (None, gone))  # noqa: B023
                     check(version, copy, paused=True)
 
 
