@@ -19,6 +19,12 @@ def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return kind
 
 
+@pytest.fixture(autouse=True)
+def _the_reason_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A side channel ends before its gRPC stream, which says why: on a busy machine that may take its time."""
+    monkeypatch.setattr("ps_protocol.times.END_SECONDS", 60.0)
+
+
 @pytest.fixture(params=list(TRANSPORTS))
 def transport(request: pytest.FixtureRequest) -> str:
     """How the worker of this test asks to travel."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import select
 import signal
 import sys
 import threading
@@ -219,6 +220,11 @@ def assert_same(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -
     """Bitwise."""
     for one, other in zip(found, wanted, strict=False):
         assert torch.equal(one, other)
+
+
+def has_come(worker: Line) -> bool:
+    """Whether there is something to read on the side channel of ``worker``."""
+    return bool(select.select([worker.carrier._carrier.fileno()], [], [], 0)[0])
 
 
 def is_idle(model: ShardModel) -> bool:

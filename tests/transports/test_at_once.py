@@ -434,15 +434,22 @@ def uploads(shard: TestShard) -> ByteBudget:
     return shard.registry.context.budgets.uploads
 
 
-def test_a_worker_that_stalls_in_the_middle_of_a_push_loses_its_stream_and_nothing_is_kept():
+def test_a_worker_that_stalls_in_the_middle_of_a_push_loses_its_stream_and_nothing_is_kept(monkeypatch):
+    taken, take_now = list[int](), ByteBudget.take_now
+
+    def noting(budget: ByteBudget, who: Any, size_bytes: int) -> bool:
+        taken.append(size_bytes)
+        return take_now(budget, who, size_bytes)
+
+    monkeypatch.setattr(ByteBudget, "take_now", noting)
     with running_shard(side_channel_config=STALLED_SOON) as shard:
         model, _ = begin(shard, *MIDDLE)
         with line(shard, model, "bulk") as worker:
             message = request_to_bytes(PushHeader(sequence=1, clock=1, finite=True))
             worker.carrier._carrier.send_all([framed(message), bytes(100_000)])
-            wait_until(lambda: uploads(shard).used_bytes == model.layout.region_bytes)
             with pytest.raises(Unavailable):
                 worker.receive()
+            assert taken == [model.layout.region_bytes]
         wait_until(lambda: is_idle(model) and uploads(shard).used_bytes == 0)
         assert model.tracker.version == 0
 
