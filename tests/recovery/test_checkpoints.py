@@ -43,7 +43,7 @@ def test_everything_killed_in_mid_checkpoint_goes_on_and_the_checkpoint_before_i
     launch, tmp_path, victim, place
 ):
     saved = tmp_path / "saved"
-    cluster = launch(2, start=False, coordinator=["--checkpoint-dir", str(saved)])
+    cluster = launch(2, start=False, lease_seconds=30.0, coordinator=["--checkpoint-dir", str(saved)])
     cluster.start(**{STOPS_AT: place})
     stopped = cluster.coordinator if victim == "coordinator" else cluster.shards[1]
     worker = cluster.worker(pauses=[8, 16, 20])

@@ -20,7 +20,8 @@ SECOND = replace(SPEC, optimizer="torch.optim.Adam", variables=(Variable("w", (7
 
 @pytest.mark.parametrize("point", choose(["before_release_log", "after_release_log"], ["before_release_log"]))
 def test_both_are_killed_and_come_back_without_the_model(launch, point):
-    cluster = launch(start=False)
+    # The workers send no heartbeats.
+    cluster = launch(start=False, lease_seconds=30.0, coordinator=["--heartbeat-seconds", "0.5"])
     shard = cluster.shards[0]
     cluster.coordinator.start()
     shard.start(PS_FAILPOINTS=f"{point}=kill@1")

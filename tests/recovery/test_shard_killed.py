@@ -42,7 +42,7 @@ def test_a_push_is_applied_once_when_its_shard_dies_at(launch, point):
 
 
 def test_a_shard_that_hangs_ends_itself_with_a_code_of_its_own_and_training_goes_on(launch):
-    cluster, shard = (started := launch(shard=["--stuck-seconds", "0.5"])), started.shards[0]
+    cluster, shard = (started := launch(shard=["--stuck-seconds", "5"])), started.shards[0]
     shard.kill()
     worker = cluster.worker()
     shard.launch(PS_FAILPOINTS="after_log_before_apply=hang@4")

@@ -28,7 +28,7 @@ def test_a_worker_killed_between_steps_costs_nothing_but_itself(launch):
 
 @pytest.mark.parametrize("point", few(["before_log", "after_log_before_apply"]))
 def test_a_worker_killed_in_a_step_leaves_a_whole_push_or_none(launch, point):
-    cluster, shard = (started := launch(lease_seconds=5.0)), started.shards[0]
+    cluster, shard = (started := launch(lease_seconds=30.0)), started.shards[0]
     shard.kill()
     # Each step passes twice, with the model's push and the ledger's: here in the ledger's of step 5.
     shard.start(PS_FAILPOINTS=f"{point}=stop@10")
