@@ -21,13 +21,22 @@ KILLS = [(0, POINTS[0]), (1, POINTS[0]), (0, POINTS[2]), (1, POINTS[3])]
 
 
 def train(cluster, kills=()):
-    """The digests two workers end with; ``kills`` are (shard, failpoint) pairs, one after another."""
+    """The digests two workers end with; ``kills`` are (shard, failpoint) pairs, one after another.
+
+    One of the shards is always away before the last of them, so that the workers do not come to their end before it.
+    """
+    if kills:
+        cluster.shards[kills[0][0]].kill()
     workers = [cluster.worker(rank, clip=0.7) for rank in range(2)]
-    for shard, point in kills:
+    for number, (shard, point) in enumerate(kills, 1):
         running = cluster.shards[shard]
-        running.kill()
         running.launch(PS_FAILPOINTS=f"{point}=kill@2")
         wait_until(lambda running=running: not running.alive)
+        following = cluster.shards[kills[number][0]] if number < len(kills) else None
+        if following is running:
+            continue
+        if following is not None:
+            following.kill()
         running.start()
     return [worker.read("digest") for worker in workers]
 

@@ -35,10 +35,12 @@ def test_a_worker_parted_from_a_shard_again_and_again_repeats_what_was_not_answe
     proxy = between(address)
     # No side channel would pass the proxy.
     cluster = launch(shard=["--port", port, "--advertise", proxy.address])
-    worker = cluster.worker(transport="grpc", tag=0, stays=True)
-    for step in sorted(chance.sample(range(1, STEPS - 1), 3)):
+    steps = sorted(chance.sample(range(1, STEPS - 1), 3))
+    worker = cluster.worker(transport="grpc", tag=0, stays=True, pauses=steps)
+    for step in steps:
         worker.read(f"step {step}")
         proxy.hush()
+        worker.tell()
         proxy.cut()
         wait_until(lambda: "does not answer" in worker.said)
         proxy.heal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,13 +22,14 @@ def test_a_shard_killed_during_inserts_and_evictions_loses_no_row_and_brings_non
     chance = seeded()
     cluster = launch(shard=["--snapshot-seconds", "0.05", *memory])
     shard = cluster.shards[0]
-    worker = cluster.worker(steps=STEPS, rows=ROWS)
+    worker = cluster.worker(steps=STEPS, rows=ROWS, pauses=[31])
     for step in sorted(chance.sample(range(5, 30), 2)):
         worker.read(f"step {step}")
         shard.kill()
         shard.start()
     worker.read("step 31")
     shard.kill()
+    worker.tell()
     for point in ("before_log", "after_log_before_apply"):
         shard.launch(PS_FAILPOINTS=f"{point}=kill@{chance.randrange(1, 8)}")
         wait_until(lambda: not shard.alive)
@@ -59,7 +61,10 @@ def test_a_shard_that_meets_a_damaged_row_reads_its_rows_again_by_itself(launch,
     again = "shard 0 reads its rows from snapshot and log: the file of rows of table "
     for times, step in enumerate(("step 5", "step 12")):
         worker.read(step)
+        shard.send(signal.SIGSTOP)  # or it might meet the first of them, and read its rows again, before the second
+        wait_until(lambda: shard.stopped)
         assert damage_rows_on_disk(shard) == 2
+        shard.send(signal.SIGCONT)
         worker.tell()
         wait_until(lambda times=times: shard.said.count(again) > times)
     assert_each_push_is_in_its_rows_once(cluster, shard, worker, cluster.data, 20, 100)
