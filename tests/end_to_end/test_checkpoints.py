@@ -276,6 +276,7 @@ def test_checkpoints_are_made_at_the_interval_and_at_the_end_and_old_ones_go(tmp
             for _ in range(5):
                 made.step()
         wait_until(lambda: job.view.finished)
+        wait_until(lambda: job.checkpoints.settled)  # none is removed from here on
         wait_until(lambda: read(committed(tmp_path)[-1]) == 6)
         wait_until(lambda: len(committed(tmp_path)) == 2)
         wait_until(lambda: list(told[-1].there) == committed(tmp_path))

@@ -142,7 +142,7 @@ def test_checkpoints_that_are_made_meanwhile_find_every_step_on_all_shards_or_on
         return [p.detach().clone() for p in model.parameters()]
 
     def checkpoint(job, taken):
-        while not done.is_set():
+        while not (taken and done.is_set()):
             with suppress(NotReady):
                 taken.append(job.client.checkpoint()[0])
 

@@ -94,7 +94,8 @@ def test_rank_and_host_come_from_the_variables_of_torchrun(torchrun):
         assert sorted(re.findall(r"rank \d of \d in \d", run.output())) == ["rank 0 of 0 in 2", "rank 1 of 1 in 2"]
         assert [job.gone(rank) for rank in (0, 1)] == ["left", "left"]
         assert [job.member(Role.WORKER, rank).stats.steps for rank in (0, 1)] == [10, 10]
-        assert [job.member(Role.SHARD, index).stats.version for index in (0, 1)] == [20, 20]
+        told = "the shards have told of all steps"
+        wait_until(lambda: [job.member(Role.SHARD, index).stats.version for index in (0, 1)] == [20, 20], told)
 
 
 @pytest.mark.long
