@@ -73,7 +73,7 @@ def values(model: nn.Module) -> list[Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def run_workers(job: Job, workers: int, work: Callable[[Cluster], T], timeout_seconds: float = 60.0) -> list[T]:
+def run_workers(job: Job, workers: int, work: Callable[[Cluster], T], timeout_seconds: float = 120.0) -> list[T]:
     """``work`` in one thread per worker, each with a connection of its own; results by rank, or the first error."""
 
     def one(rank: int) -> T:
