@@ -129,10 +129,18 @@ def test_a_load_that_stops_half_way_is_given_up_and_changes_nothing(hurry):
 
 
 def test_a_push_that_stops_half_way_over_grpc_ends_its_stream_and_keeps_no_memory(monkeypatch):
+    made, make = [], grpc_stream.GrpcServerTransport.__init__
+
+    def noted(transport, *arguments):
+        made.append(transport)
+        make(transport, *arguments)
+
+    monkeypatch.setattr(grpc_stream.GrpcServerTransport, "__init__", noted)
     with running_shard() as shard:
         model, _ = start(shard)
-        monkeypatch.setattr(grpc_stream.GrpcServerTransport.__init__, "__defaults__", (0.2,))
         stream = StubStream(shard)
+        # Not before: on a busy machine the answer to Open would take too long.
+        made[-1]._stall_seconds = 0.2
         stream.send(push=pb.PushHeader(sequence=1, clock=1))
         stream.send(chunk=pb.Chunk(payload=bytes(4)))
         for _ in stream.replies:

@@ -125,7 +125,7 @@ def test_clients_that_stall_in_the_handshake_cost_nobody_else(certificates):
 
 def test_a_flood_of_half_open_handshakes_leaves_no_traceback(certificates, caplog):
     """Some are shut out while their handshake waits for a thread."""
-    few = SideChannelConfig(max_handshakes=3)
+    few = SideChannelConfig(max_handshakes=3, token_seconds=60.0)
     with unharmed(doors=certificates.shard(), config=few) as (shard, _), worker_of(shard, BULK) as worker:
         hello = client_hello(certificates)
         flood = [worker.connect() for _ in range(60)]
@@ -317,7 +317,9 @@ def as_user(uid: int, channel: pb.SideChannel) -> str | pb.StepReply:
 def test_another_user_is_let_in_by_its_number_alone(certificates):
     with unharmed() as (shard, _), worker_of(shard, SHM) as worker:
         assert as_user(NOBODY, worker.offered) == "no permission"
-    with unharmed(doors=certificates.shard(shm_uid=NOBODY)) as (shard, _), worker_of(shard, SHM) as worker:
+    lasting = SideChannelConfig(token_seconds=60.0)  # two interpreters start before the token is used
+    doors = certificates.shard(shm_uid=NOBODY)
+    with unharmed(doors=doors, config=lasting) as (shard, _), worker_of(shard, SHM) as worker:
         refused = as_user(NOBODY - 1, worker.offered)
         assert isinstance(refused, pb.StepReply)
         error = from_detail(refused.refused)

@@ -18,19 +18,27 @@ STALL_SECONDS = 0.2
 
 
 class Context:
-    """A call whose messages come, and are taken, after ``pauses``."""
+    """A call whose messages come, and are taken, after ``pauses``: no other time passes on its loop."""
 
     def __init__(self, messages: Sequence[bytes] = (), pauses: Sequence[float] = ()) -> None:
         self._messages, self._pauses = iter(messages), iter(pauses)
+        self._now = 0.0
+        asyncio.get_running_loop().time = lambda: self._now  # type: ignore[method-assign]
         self.written: list[bytes] = []
 
     async def read(self) -> object:
-        await asyncio.sleep(next(self._pauses, 0.0))
+        await self._pause()
         return next(self._messages, grpc.aio.EOF)
 
     async def write(self, data: bytes) -> None:
-        await asyncio.sleep(next(self._pauses, 0.0))
+        await self._pause()
         self.written.append(data)
+
+    async def _pause(self) -> None:
+        end = self._now + next(self._pauses, 0.0)
+        while self._now < end:
+            self._now = min(end, self._now + STALL_SECONDS / 10)
+            await asyncio.sleep(0)  # what is due by now is done
 
 
 def chunks(count: int) -> list[bytes]:

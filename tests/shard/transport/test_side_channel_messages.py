@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import struct
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -114,7 +114,8 @@ def test_a_push_that_breaks_off_in_its_payload_is_nothing_and_its_memory_is_free
         channel = worker.confirmed()
         before = model.tracker.version
         channel.send(push=header())
-        channel.socket.sendall(bytes(70_000))
+        with suppress(ConnectionError) if end == "stalls" else nullcontext():  # it may have stalled for too long by now
+            channel.socket.sendall(bytes(70_000))
         if end != "stalls":  # then the memory may be free again before this looks
             wait_until(lambda: model.pool.in_use == 1)
         if end == "resets":
