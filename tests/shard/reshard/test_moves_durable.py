@@ -81,7 +81,7 @@ def test_no_snapshot_begins_while_slices_move_and_one_under_way_is_given_up(tmp_
 
         async def slowly(block, into):
             copying.set()
-            await asyncio.to_thread(go_on.wait, 10)
+            await asyncio.to_thread(go_on.wait, 60)
             return await copy_block(block, into)
 
         model.copy_block = slowly

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ps_server.log.recovery import recover
+from ps_server.shard.standby import log_feed
 from tests.shard.durability.test_replay import OPTIMIZERS
 from tests.shard.reshard.moving import job, spec_of
 from tests.shard.reshard.moving_worker import Worker, assert_same, undisturbed
@@ -67,6 +68,7 @@ def test_a_standby_that_takes_the_place_before_the_shard_heard_goes_on_as_was_de
         values, wanted = made.values(), made.next_map(THERE)
         made.prepare_all(wanted)
         # It is answered when the standby has it: the process that serves shard 0 from now on can do both.
+        following.reach(made.nodes[0])  # in its log; a moment later in its model
         assert following.model().pending.shard_map == wanted
         following.end()
         following.loop.run(following.storage.close(snapshot=False))
@@ -105,17 +107,21 @@ def test_a_copy_during_which_slices_moved_is_not_used(tmp_path, monkeypatch):
         worker = Worker(made)
         while (live := made.nodes[0].log._segments.live()) and live[0].first == 1:
             worker.train(5)
-        model = made.model(0)
-        copy_block = model.copy_block
+        copy_model = log_feed._copy_model
 
-        async def slowly(block, into):
-            from asyncio import to_thread
+        async def slowly(context, model):
+            copy_block = model.copy_block
 
-            copying.set()
-            await to_thread(go_on.wait, 10)
-            return await copy_block(block, into)
+            async def blocks_slowly(block, into):
+                copying.set()
+                await log_feed.to_thread(go_on.wait, 60)
+                return await copy_block(block, into)
 
-        model.copy_block = slowly
+            # Not before: a snapshot copies blocks, too.
+            model.copy_block = blocks_slowly
+            await copy_model(context, model)
+
+        monkeypatch.setattr(log_feed, "_copy_model", slowly)
         following.begin(made.nodes[0])
         assert copying.wait(60)
         made.move(THERE)
