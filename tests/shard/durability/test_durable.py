@@ -207,6 +207,9 @@ def test_with_a_full_disk_pushes_are_refused_and_training_goes_on_when_there_is_
             assert bytes(held(again, other).numpy())[: len(before)] == before
         # A push alone is refused with a typed error, too.
         full.clear()
+        # Who comes next would wait for a file that is being made, and get its error.
+        making = shard.storage._durable
+        wait_until(lambda: making._preparing is None or making._preparing.done())
         result, _ = stream.exchange(payload, sequence=step, clock=step)
         assert result.outcome == shard_pb2.OUTCOME_APPLIED
         assert shard.storage._durable._reserved == {}
