@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from benchmarks import serving
 from benchmarks.serving import COPY, SHARDS, Serving, Training
+from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
 
 
@@ -18,6 +19,7 @@ def test_look_ups_are_timed_in_a_copy_and_on_shards_while_a_worker_trains() -> N
         worker = Training(job.address, 0, 2000)
         worker.fill()
         worker.start()
+        wait_until(lambda: worker._steps > 0)
         server = Serving(job.address, 2000)
         in_copy, came = server.from_copy(50)
         on_shards, _ = server.from_shards(50)

@@ -179,7 +179,7 @@ async def test_while_the_model_is_paused_the_round_waits_and_then_is_made() -> N
         await at.closed()
         at.model.gate.pause()
         at.peer.answer.set_result(0.0)
-        await asyncio.sleep(0.01)
+        await at.until(lambda: at.model.clipped._settled)
         assert at.model.clipped.is_closed
         assert at.model.tracker.version == 0
         at.model.resume()
