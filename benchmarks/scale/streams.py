@@ -28,13 +28,15 @@ _OPTIONS = (*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 def declare(address: str, nbytes: int) -> tuple[str, int]:
     """Place a model of ``nbytes`` of float32 on shard 0 and give it values; that shard's address, the map's epoch."""
     with CoordinatorClient(address) as client:
-        member = client.join(JoinRequest(Role.WORKER, None, ""), "the first worker").member
+        joined = client.join(JoinRequest(Role.WORKER, None, ""), "the first worker")
+        member = joined.member
         variable = Variable("weight", (nbytes // 4,), DType.FLOAT32)
         epoch = client.declare_model(member, ModelSpec(MODEL, "torch.optim.SGD", (variable,), ({"lr": 1e-6},))).epoch
         shard = client.get_status().view.live(Role.SHARD)[0].address
     with grpc.insecure_channel(shard) as channel:
         worker = shard_pb2.WorkerId(rank=member.index, incarnation=member.incarnation)
-        head = shard_pb2.LoadHeader(model=MODEL, with_region=True, worker=worker)
+        # The shard may not have heard of this worker yet.
+        head = shard_pb2.LoadHeader(model=MODEL, with_region=True, worker=worker, membership_revision=joined.revision)
         chunk = shard_pb2.Chunk(payload=bytes(nbytes))
         messages = [shard_pb2.LoadRequest(header=head), shard_pb2.LoadRequest(chunk=chunk)]
         ShardStub(channel).Load(iter(messages), timeout=60.0, wait_for_ready=True)
