@@ -54,6 +54,8 @@ class Identity:
     region_bytes: int = 0
     #: Incarnations of everybody else: what they may do to themselves, nobody without a key can be kept from doing.
     others: frozenset[int] = frozenset()
+    #: The first view of the cluster that has this worker.
+    revision: int = 0
     _beating: asyncio.Task[None] | None = field(default=None, repr=False)
 
     async def join(self) -> None:
@@ -68,7 +70,7 @@ class Identity:
                     host="localhost",
                 )
             )
-            self.rank, self.incarnation = joined.index, joined.incarnation
+            self.rank, self.incarnation, self.revision = joined.index, joined.incarnation, joined.revision
             declared = await stub.DeclareModel(
                 coordinator_pb2.DeclareModelRequest(rank=self.rank, incarnation=self.incarnation, spec=spec(self.model))
             )
@@ -82,7 +84,14 @@ class Identity:
     async def load(self, shard: str) -> None:
         """Give the model values on the shard. Raises grpc.RpcError."""
         worker = shard_pb2.WorkerId(rank=self.rank, incarnation=self.incarnation)
-        header = shard_pb2.LoadHeader(model=self.model, epoch=self.epoch, worker=worker, with_region=True)
+        # The shard may not have heard of this worker yet.
+        header = shard_pb2.LoadHeader(
+            model=self.model,
+            epoch=self.epoch,
+            worker=worker,
+            with_region=True,
+            membership_revision=self.revision,
+        )
         chunk = shard_pb2.Chunk(position=0, payload=bytes(self.region_bytes))
         async with grpc.aio.insecure_channel(shard) as channel:
             requests = [shard_pb2.LoadRequest(header=header), shard_pb2.LoadRequest(chunk=chunk)]
