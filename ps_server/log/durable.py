@@ -121,7 +121,7 @@ class DurableLog:
         #: Size of the segments made from now on.
         self.segment_bytes = segment_bytes_for(0, bound_bytes)
         self._preparing: asyncio.Task[None] | None = None
-        #: Reservations that wait for a segment.
+        #: Reservations that wait for a segment, where one that a snapshot frees would do.
         self.waiting = 0
 
     @property
@@ -202,11 +202,12 @@ class DurableLog:
         while not self.reserve_now(nbytes):
             making = self._prepare_ahead()
             # A snapshot may free a file sooner than one is filled.
-            self.waiting += 1
+            helps = self._open is not None and size <= self._open.size_bytes
+            self.waiting += helps
             try:
                 await asyncio.wait([making], timeout=_LOOK_SECONDS)
             finally:
-                self.waiting -= 1
+                self.waiting -= helps
             if making.done():
                 try:
                     making.result()

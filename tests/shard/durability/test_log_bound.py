@@ -323,6 +323,36 @@ def test_pushes_that_outrun_the_making_of_files_make_a_snapshot_due_whose_files_
         stream.end()
 
 
+def test_a_push_that_waits_for_a_larger_file_makes_no_snapshot_due(tmp_path, monkeypatch):
+    """No file that a snapshot frees would have room for it."""
+    monkeypatch.setattr("ps_server.log.segments.SEGMENT_BYTES", 1 << 18)
+    go, asked, allocate = threading.Event(), threading.Event(), os.posix_fallocate
+
+    def slow(*place: int) -> None:
+        asked.set()
+        assert go.wait(60)
+        allocate(*place)
+
+    with shard_on(tmp_path, rule=SnapshotRule(seconds=1e9)) as shard:
+        model, _ = start(shard, (5_000,))
+        stream, log = StubStream(shard), shard.storage._durable
+        applied(stream, flat(model.layout, *gradients(model, 1)), 1)
+        wait_until(lambda: log._preparing is None or log._preparing.done())
+        monkeypatch.setattr(os, "posix_fallocate", slow)
+        reserving = asyncio.run_coroutine_threadsafe(log.reserve(1 << 20), shard.loop.loop)
+        try:
+            assert asked.wait(60)
+            monkeypatch.setattr(Snapshotter, "_look", lambda *_: None)
+            shard.storage.snapshotter._until_next_bytes = 0
+            assert log.unsaved_records
+            assert not shard.storage.snapshotter._outrun()
+        finally:
+            go.set()
+        reserving.result(60)
+        log.release(1 << 20)
+        stream.end()
+
+
 def test_what_the_log_will_have_written_until_the_next_look_counts(tmp_path, monkeypatch):
     now = [0.0]
     with shard_on(tmp_path, rule=SnapshotRule(seconds=1e9, log_bytes=1 << 30)) as shard:

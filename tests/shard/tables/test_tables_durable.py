@@ -174,7 +174,8 @@ def test_a_snapshot_writes_the_rows_that_changed_and_a_restart_reads_all_of_them
         for _ in range(3):
             change(20)
             assert written() < 0.1 * whole
-        assert len(list(rows.glob("*/rows.bin"))) == 4
+        # Four, or more where pushes have outrun the making of files.
+        assert len(list(rows.glob("*/rows.bin"))) == shard.storage.snapshotter.count >= 4
         change(50)
         with killed(shard) as again:
             assert_same(shard, model, again, again.place(model.layout.shard_map))
