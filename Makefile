@@ -6,6 +6,7 @@ MODE   ?= async
 # Tests run so many at a time.
 JOBS   ?= 4
 SEEDS   ?= 1000
+SEED    ?= 1
 SHARDS  ?= 4
 WORKERS ?= 6
 READY  := $(VENV)/.ready
@@ -15,7 +16,7 @@ PROTO_TOOLS := grpcio-tools==1.72.2
 PROTO_FILES := $(wildcard protos/ps_protocol/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-long check fix docs metrics-page manifests proto proto-check bench chaos damage fuzz sim cluster clean
+.PHONY: help setup train test test-long test-late check fix docs metrics-page manifests proto proto-check bench chaos damage fuzz sim cluster clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | column -t -s '|'
@@ -32,7 +33,7 @@ train: setup  ## train a small network on handwritten digits: 1 coordinator, 2 s
 	$(BIN)/ps-run --shards 2 --workers 2 --mode $(MODE) examples/digits.py
 
 # Hundreds of processes import this package: byte code is kept also where the environment says not to.
-test test-long: export PYTHONDONTWRITEBYTECODE =
+test test-long test-late: export PYTHONDONTWRITEBYTECODE =
 
 test: setup  ## run the tests, JOBS=4 at a time
 	$(BIN)/python -m tests.support.compiled
@@ -46,6 +47,12 @@ test-long: setup $(VENV)/.ray  ## the tests in full length, then the wheel in em
 	$(BIN)/python -m tests.support.compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 	tests/installed.sh --suite
+
+test-late: export PYTHONPATH = $(CURDIR)/tests/late
+test-late: export LATE_SEED = $(SEED)
+test-late: setup  ## the tests with threads held up at random (SEED=1): finds those, and code, that count on being quick
+	$(BIN)/python -m tests.support.compiled
+	$(BIN)/python -m pytest -n 6 --dist worksteal
 
 check: setup proto-check  ## formatting, lint, types, import rules, generated code
 	$(BIN)/ruff format --check .
