@@ -41,6 +41,9 @@ OTHERS = Retry(0.002, 0.1)
 MOVE = Retry(0.2, 2.0, total_seconds=30.0)
 """A batch of slices that could not be moved; the total is about the time of a restart."""
 
+CUT = Retry(0.1, 2.0)
+"""A point of the job that its shards did not reach together: one may hear later than others that a worker has left."""
+
 SCALING = Retry(1.0, 30.0)
 """A step of scaling that failed."""
 

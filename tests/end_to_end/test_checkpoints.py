@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import grpc
 import pytest
@@ -12,7 +16,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.model_status import ModelPosition
+from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch, NotReady, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
@@ -21,7 +26,10 @@ from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.checkpoint.directory import committed
 from ps_server.checkpoint.model_reader import read_state, read_values
 from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.coordinator.jobs import checkpoints
+from ps_server.coordinator.jobs.quiesce import QuiesceLost, check_same_position
 from ps_server.shard.quiesce import Quiescence
+from ps_server.shard.registry import Registry
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
 from tests.support.length import choose, few, paired
@@ -141,6 +149,40 @@ def test_a_checkpoint_under_training_holds_each_push_on_every_shard_or_on_none(t
             elements |= {value for tensor in load_file(path).values() for value in tensor.flatten().tolist()}
         assert elements == versions
         assert len(versions) == 1
+
+
+def test_a_checkpoint_is_made_although_a_shard_hears_later_than_others_that_the_workers_have_left(
+    tmp_path, monkeypatch
+):
+    failed: list[QuiesceLost] = []
+    held: list[Callable[[], object]] = []
+    on_view = Registry.on_view
+
+    def heard(registry: Registry, view: ClusterView) -> None:
+        leaves = len(view.live(Role.WORKER)) < len(registry.view.live(Role.WORKER))
+        if registry.context.shard == 1 and len(failed) < 4 and leaves:
+            loop = asyncio.get_running_loop()
+            held.append(partial(loop.call_soon_threadsafe, on_view, registry, view))
+        else:
+            on_view(registry, view)
+
+    def check(reports: Iterable[Sequence[ModelPosition]]) -> None:
+        try:
+            check_same_position(reports)
+        except QuiesceLost as error:
+            failed.append(error)
+            if len(failed) == 4:
+                for tell in held:
+                    tell()
+            raise
+
+    with running_job(2, **sync(2), checkpoints=CheckpointConfig(tmp_path)) as job:
+        monkeypatch.setattr(Registry, "on_view", heard)
+        monkeypatch.setattr(checkpoints, "check_same_position", check)
+        run_workers(job, 2, lambda cluster: train(cluster, range(STEPS), "SGD"))
+        folder, _, _ = job.client.checkpoint()
+        assert len(failed) == 4
+        assert Path(folder) in committed(tmp_path)
 
 
 def test_training_goes_on_when_the_caller_of_a_quiesce_has_gone(tmp_path):

@@ -23,12 +23,10 @@ from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator import times
 from ps_server.coordinator.divergence import Protection
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.jobs.quiesce import Busy, QuiesceLost, all_of, check_same_position, connected, quiesced
+from ps_server.coordinator.jobs.quiesce import Busy, all_of, at_one_point, check_same_position, connected, quiesced
 from ps_server.tasks import first_of
 
 logger = EventLogger(__name__)
-
-_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ class Checkpoints:
         async with self.busy.job:
             self._taken_at = began = time.monotonic()
             try:
-                folder, size, step = await self._tried(directory)
+                folder, size, step = await at_one_point(partial(self._tried, directory))
             except BaseException:
                 self.failed += 1
                 raise
@@ -195,17 +193,14 @@ class Checkpoints:
             return made
 
     async def _tried(self, directory: Path) -> tuple[Path, int, int]:
-        """Write a checkpoint, with a second attempt if a shard was lost; returns its folder, bytes and step."""
-        left = _TRIES
-        while True:
-            folder, left = await asyncio.to_thread(begin, directory), left - 1
-            try:
-                return folder, *await self._write(folder)
-            except BaseException as error:
-                with suppress(ConfigError):  # the checkpoint is complete: only its caller was cancelled
-                    await asyncio.to_thread(discard, folder)
-                if not left or not isinstance(error, QuiesceLost):
-                    raise
+        """Write a checkpoint; returns its folder, bytes and step."""
+        folder = await asyncio.to_thread(begin, directory)
+        try:
+            return folder, *await self._write(folder)
+        except BaseException:
+            with suppress(ConfigError):  # the checkpoint is complete: only its caller was cancelled
+                await asyncio.to_thread(discard, folder)
+            raise
 
     async def restore(self, folder: Path | None, step: int | None = None) -> tuple[Path, list[str]]:
         """Restore ``folder``, else the checkpoint of ``step``, else the newest one, into the running job. Returns the

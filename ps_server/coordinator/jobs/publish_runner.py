@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Collection
+from functools import partial
 from typing import Any
 
 from ps_protocol.cluster.view import Role
@@ -14,13 +15,19 @@ from ps_protocol.errors import NotReady, PsError
 from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.jobs.quiesce import Busy, QuiesceLost, all_of, check_same_position, connected, quiesced
+from ps_server.coordinator.jobs.quiesce import (
+    Busy,
+    QuiesceLost,
+    all_of,
+    at_one_point,
+    check_same_position,
+    connected,
+    quiesced,
+)
 from ps_server.coordinator.publications import PublishPlan
 from ps_server.tasks import first_of
 
 logger = EventLogger(__name__)
-
-_TRIES = 3
 
 
 class PublishRunner:
@@ -74,20 +81,15 @@ class PublishRunner:
     async def _publish(
         self, rank: int, incarnation: int, ask: PublishAsk, taken: asyncio.Future[int]
     ) -> WeightsVersion:
-        began, left = time.monotonic(), _TRIES
+        began = time.monotonic()
         async with self._turn:
-            while True:
-                left -= 1
-                try:
-                    version = await self._tried(rank, incarnation, ask, taken)
-                    break
-                except PsError as error:
-                    if left and isinstance(error, QuiesceLost) and not taken.done():
-                        continue
-                    self.failed += 1
-                    logger.warning("weights.failed", "no version of '%s' is published: %s", ask.name, error)
-                    self._driver.events.add(f"no version of '{ask.name}' is published: {error}", warning=True)
-                    raise
+            try:
+                version = await at_one_point(partial(self._tried, rank, incarnation, ask, taken))
+            except PsError as error:
+                self.failed += 1
+                logger.warning("weights.failed", "no version of '%s' is published: %s", ask.name, error)
+                self._driver.events.add(f"no version of '{ask.name}' is published: {error}", warning=True)
+                raise
         self.done += 1
         self.times.observe(time.monotonic() - began)
         logger.info(

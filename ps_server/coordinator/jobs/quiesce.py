@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
-from ps_protocol import times
+from ps_protocol import retry, times
 from ps_protocol.cluster.model_status import ModelPosition, ModelStatus
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.cluster.weights import PublishAsk, WeightsPiece
@@ -28,7 +28,10 @@ from ps_server.checkpoint.record import ShardPart
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.publications import PublishPlan
 
+T = TypeVar("T")
+
 _CAPTURE, _CAPTURE_REPLIES = "/ps_protocol.v1.Shard/Capture", 2
+_TRIES = 6
 
 
 class Busy:
@@ -181,6 +184,18 @@ class ShardControl:
 
 class QuiesceLost(Unavailable):
     """The shards were not at one position: a worker or a shard was lost meanwhile."""
+
+
+async def at_one_point(attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of ``attempt``, which is repeated after a pause where it raises QuiesceLost, but the last time."""
+    pause = 0.0
+    for _ in range(_TRIES - 1):
+        try:
+            return await attempt()
+        except QuiesceLost:
+            pause = retry.CUT.after(pause)
+        await asyncio.sleep(pause)
+    return await attempt()
 
 
 @dataclass(slots=True)
