@@ -23,6 +23,12 @@ from tests.support.shards import wait_until
 LEASE_SECONDS = 5.0
 """A process of a busy machine may be held up for seconds."""
 
+LOST = (
+    "is not a member any more: "
+    rf"(its connection ended, and no heartbeat came|its lease of {LEASE_SECONDS:g} s ended)"
+)
+"""What a member says that has heard nothing of its coordinator for so long: its connection may end before the lease."""
+
 
 @dataclass
 class Program:
