@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -29,6 +29,7 @@ from benchmarks.cluster import running_cluster
 from benchmarks.processes import Child
 from benchmarks.tables.ids import DIM, Ids, power_law, scattered
 from benchmarks.tables.rates import fill, optimizer_of
+from ps_protocol.errors import Unavailable
 from ps_worker import rows
 from ps_worker.feed import TableCopy, follow_table
 
@@ -102,11 +103,12 @@ class Serving:
         copy, whole = TableCopy(), threading.Event()
 
         def follow() -> None:
-            for change in follow_table(self._address, TABLE):
-                copy.apply(change)
-                self._taken += change.ids.size
-                if change.whole:
-                    whole.set()
+            with suppress(Unavailable):  # the job has ended, and its shards before this was told
+                for change in follow_table(self._address, TABLE):
+                    copy.apply(change)
+                    self._taken += change.ids.size
+                    if change.whole:
+                        whole.set()
 
         threading.Thread(target=follow, daemon=True).start()
         whole.wait()

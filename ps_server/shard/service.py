@@ -43,7 +43,7 @@ from ps_server.shard.quiesce import Quiescence
 from ps_server.shard.registry import Registry
 from ps_server.shard.resharding import Resharding
 from ps_server.shard.rows_service import RowsService
-from ps_server.shard.standby.log_feed import LogFeed
+from ps_server.shard.standby.log_feed import LogFeed, check_primary, started
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.stream import StepStream, send_published
 from ps_server.shard.step.values import LoadReader, check_slices
@@ -299,6 +299,7 @@ class ShardService:
     async def follow(self, _: AsyncIterator[bytes], context: Context) -> None:
         """The log, for the standby of this shard."""
         if self._feed is None:
+            check_primary(await started(context), self._shard, self._registry.incarnation)
             raise InvalidRequest(
                 f"shard {self._shard} keeps no log that could be followed",
                 shard=str(self._shard),

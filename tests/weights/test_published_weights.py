@@ -41,6 +41,7 @@ from ps_protocol.launch.ports import free_port
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.weights import pieces
+from ps_protocol.weights.reader import VersionReader
 from ps_protocol.weights.version import WholeVersion
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, StorageConfig
@@ -158,6 +159,26 @@ def published(job: Job, model: nn.Module, name: str = "policy", versions: int = 
     for number in range(1, versions + 1):
         cluster.publish(name, optimizer, step=number, wait=True, **options)
     return cluster, optimizer
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before its connections", "with connections"])
+def test_a_subscription_that_another_thread_closes_ends_while_it_receives(
+    monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    with running_job() as job:
+        published(job, net())
+        with reader(job) as versions:
+            at = "_source" if before else "_received"
+            original = getattr(VersionReader, at)
+
+            def closed(reading: VersionReader, *arguments: Any) -> Any:
+                # As another thread does, at this moment.
+                found = original(reading, *arguments) if before else None
+                versions.close()
+                return found if before else original(reading, *arguments)
+
+            monkeypatch.setattr(VersionReader, at, closed)
+            assert list(versions) == []
 
 
 def test_tied_empty_scalar_and_turned_tensors_and_payloads_of_nan_are_exact() -> None:

@@ -189,20 +189,24 @@ class VersionFollower(ABC, Generic[M]):
         return made
 
     def _receive(self, version: WeightsVersion, answer: FollowAnswer, base: M | None) -> tuple[M, Received]:
+        # Another thread that closes this reader closes them, and forgets them.
+        sources = {address: self._source(address) for address in set(answer.addresses.values()) if address}
+
         def source(shard: int) -> PieceSource:
             address = answer.addresses.get(shard, "")
             if not address:
                 raise Unavailable(f"shard {shard} is not there", shard=str(shard), remedy="start it again")
-            return self._sources[address]
+            return sources[address]
 
-        for address in set(answer.addresses.values()) - self._sources.keys():
-            if address:
-                channel = self._client.open_shard(address)
-                self._sources[address] = PieceSource(
-                    channel, address, self._client.security, self._what.bulk, self._what.maps, self._say_unmapped
-                )
         seconds = times.SHARD_CALL_SECONDS + version.size_bytes / times.SLOWEST_BYTES_PER_SECOND
         return self._received(version, source, base, seconds)
+
+    def _source(self, address: str) -> PieceSource:
+        if (found := self._sources.get(address)) is None:
+            channel, what = self._client.open_shard(address), self._what
+            found = PieceSource(channel, address, self._client.security, what.bulk, what.maps, self._say_unmapped)
+            self._sources[address] = found
+        return found
 
     @abstractmethod
     def _received(self, version: WeightsVersion, source: Source, base: M | None, seconds: float) -> tuple[M, Received]:

@@ -82,7 +82,7 @@ class LogFeed:
 
     async def serve(self, context: Context) -> None:
         """Serve one stream of a standby. Raises PsError."""
-        start = await _started(context)
+        start = await started(context)
         self._check(start)
         await self._registry.membership(start.membership_revision)
         # Check before ending the stream of another standby: a stranger must not end it.
@@ -130,6 +130,7 @@ class LogFeed:
             await cancelled(running)
 
     def _check(self, start: pb.FollowStart) -> None:
+        check_primary(start, self._shard, self._incarnation if self._replication.begun else 0)
         if start.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionMismatch(
                 "standby and shard speak different versions of the protocol",
@@ -145,8 +146,6 @@ class LogFeed:
                 expected=f"a standby of shard {self._shard}",
                 actual=f"a standby of shard {start.shard}",
             )
-        if not self._replication.begun or start.primary != self._incarnation:
-            raise Unavailable(f"shard {self._shard} is not followed as incarnation {start.primary}")
 
     def _check_standby(self, start: pb.FollowStart) -> None:
         """Raises Fenced unless the follower is the standby that the cluster's view names for this shard."""
@@ -270,7 +269,18 @@ class LogFeed:
         return begun
 
 
-async def _started(context: Context) -> pb.FollowStart:
+def check_primary(start: pb.FollowStart, shard: int, incarnation: int) -> None:
+    """Raises Unavailable unless the standby means this ``shard``, which has joined as ``incarnation``.
+
+    The address of a shard that has ended may belong to another one now, also to one of another job, whose standby it is
+    not: it asks again until its own is there, or lost.
+    """
+    if not incarnation or start.primary != incarnation:
+        raise Unavailable(f"shard {shard} is not followed as incarnation {start.primary}")
+
+
+async def started(context: Context) -> pb.FollowStart:
+    """The first message of a standby. Raises InvalidRequest."""
     message = _parsed(await read_soon(context) or b"")
     if message.WhichOneof("body") != "start":
         raise InvalidRequest("a standby begins with FollowStart", actual=str(message.WhichOneof("body")))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import grpc
 import pytest
 import torch
 
+from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.errors import InvalidRequest, Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.log.folder import DataFolder
@@ -16,7 +18,17 @@ from ps_server.shard.standby import log_feed
 from tests.shard.durability.test_replay import OPTIMIZERS
 from tests.shard.standby.support import NEVER, OFTEN, follower, primary
 from tests.support.length import choose, paired
-from tests.support.shards import StubStream, flat, gradients, simple_spec, start, wait_until, whole_map
+from tests.support.shards import (
+    StubStream,
+    flat,
+    gradients,
+    refused_as,
+    running_shard,
+    simple_spec,
+    start,
+    wait_until,
+    whole_map,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -332,7 +344,24 @@ def test_a_standby_of_the_wrong_shard_is_refused(tmp_path):
         )
 
 
-def test_a_shard_is_followed_as_the_incarnation_that_holds_the_place(tmp_path):
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_shard_is_followed_as_the_incarnation_that_holds_the_place(tmp_path, number):
+    """Another one may have the address of a shard that has ended: its standby asks again."""
     with primary(tmp_path / "a") as shard, follower(tmp_path / "b") as following:
+        following.follower.shard = number
         following.begin(shard, incarnation=99)
-        assert "is not followed as incarnation 99" in str(following.ended())
+        error = following.ended()
+        assert isinstance(error, Unavailable)
+        assert "is not followed as incarnation 99" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "kind", "text"),
+    [(100, InvalidRequest, "keeps no log that could be followed"), (99, Unavailable, "not followed as incarnation 99")],
+)
+def test_a_shard_without_a_log_says_so_to_its_own_standby(incarnation, kind, text):
+    with running_shard(incarnation=100) as shard, refused_as(kind, text):
+        asked = pb.FollowStart(protocol_version=PROTOCOL_VERSION, primary=incarnation)
+        with grpc.insecure_channel(shard.address) as channel:
+            follow = channel.stream_stream("/ps_protocol.v1.Shard/Follow")
+            next(follow(iter([pb.FollowRequest(start=asked).SerializeToString()]), timeout=60.0))
