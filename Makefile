@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 MODE   ?= async
 # Tests run so many at a time.
-JOBS   ?= 4
+JOBS   ?= 6
 SEEDS   ?= 1000
 SEED    ?= 1
 SHARDS  ?= 4
@@ -35,7 +35,7 @@ train: setup  ## train a small network on handwritten digits: 1 coordinator, 2 s
 # Hundreds of processes import this package: byte code is kept also where the environment says not to.
 test test-long test-late: export PYTHONDONTWRITEBYTECODE =
 
-test: setup  ## run the tests, JOBS=4 at a time
+test: setup  ## run the tests, JOBS=6 at a time
 	$(BIN)/python -m tests.support.compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
@@ -52,7 +52,7 @@ test-late: export PYTHONPATH = $(CURDIR)/tests/late
 test-late: export LATE_SEED = $(SEED)
 test-late: setup  ## the tests with threads held up at random (SEED=1): finds those, and code, that count on being quick
 	$(BIN)/python -m tests.support.compiled
-	$(BIN)/python -m pytest -n 6 --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 check: setup proto-check  ## formatting, lint, types, import rules, generated code
 	$(BIN)/ruff format --check .
