@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -103,12 +103,16 @@ class Serving:
         copy, whole = TableCopy(), threading.Event()
 
         def follow() -> None:
-            with suppress(Unavailable):  # the job has ended, and its shards before this was told
+            try:
                 for change in follow_table(self._address, TABLE):
                     copy.apply(change)
                     self._taken += change.ids.size
                     if change.whole:
                         whole.set()
+            except Unavailable:
+                if not whole.is_set():
+                    raise
+                # The job has ended, and its shards before this was told.
 
         threading.Thread(target=follow, daemon=True).start()
         whole.wait()

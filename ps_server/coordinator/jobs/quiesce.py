@@ -187,7 +187,7 @@ class QuiesceLost(Unavailable):
 
 
 async def at_one_point(attempt: Callable[[], Awaitable[T]]) -> T:
-    """The result of ``attempt``, which is repeated after a pause where it raises QuiesceLost, but the last time."""
+    """The result of ``attempt``, repeated after a pause where it raises QuiesceLost. Raises the last one."""
     pause = 0.0
     for _ in range(_TRIES - 1):
         try:

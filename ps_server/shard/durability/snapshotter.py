@@ -226,8 +226,8 @@ class Snapshotter:
         return self._grown_bytes * 5 // 4 + self._until_next_bytes
 
     def _outrun(self) -> bool:
-        """Whether records come faster than files are made for them: a snapshot frees files sooner, and no push waits
-        for one to be filled. The log grows afterwards.
+        """Whether records come faster than files are made for them, or a push waits for one already: a snapshot frees
+        files sooner than one is filled. The log grows afterwards.
         """
         log = self._log
         return (

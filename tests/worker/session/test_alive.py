@@ -40,7 +40,7 @@ def grow_old(file: Path) -> None:
 
 def stays_old(file: Path) -> bool:
     grow_old(file)
-    time.sleep(0.1)
+    time.sleep(0.1)  # time for what must not happen
     return is_old(file)
 
 
